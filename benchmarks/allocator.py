@@ -26,11 +26,11 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import checkpoints  # noqa: E402
-from records import RESULTS, record  # noqa: E402
+import checkpoints
+from records import RESULTS, record
 
-from minidpo.data import batch as batches  # noqa: E402
-from minidpo.memory.machine import MIB, Machine, dtype_on, limit_allocator  # noqa: E402
+from minidpo.data import batch as batches
+from minidpo.memory.machine import MIB, Machine, dtype_on, limit_allocator
 
 
 def passes(way: str, shape: str, count: int) -> dict[str, float]:
@@ -40,7 +40,9 @@ def passes(way: str, shape: str, count: int) -> dict[str, float]:
     if way == "pages":
         limit_allocator(Machine(), torch.device("cpu"))
     rng, speeds = random.Random(3), []
-    model = checkpoints.with_adapter(checkpoints.SHAPES[shape], dtype_on(Machine(dtype="fast"), cuda=False))
+    model = checkpoints.with_adapter(
+        checkpoints.SHAPES[shape], dtype_on(Machine(dtype="fast"), cuda=False)
+    )
     for _ in range(3):
         lengths = [round(200 * 15 ** rng.random()) for _ in range(count)]
         began = time.perf_counter()
@@ -49,16 +51,21 @@ def passes(way: str, shape: str, count: int) -> dict[str, float]:
             batches.batch_scores(model, batch).sum().backward()
         speeds.append(sum(lengths) / (time.perf_counter() - began))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"first_tokens_per_s": speeds[0], "last_tokens_per_s": speeds[-1],
-            "kernel_share": used.ru_stime / (used.ru_stime + used.ru_utime),
-            "peak_mib": used.ru_maxrss * 1024 / MIB}
+    return {
+        "first_tokens_per_s": speeds[0],
+        "last_tokens_per_s": speeds[-1],
+        "kernel_share": used.ru_stime / (used.ru_stime + used.ru_utime),
+        "peak_mib": used.ru_maxrss * 1024 / MIB,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="smollm2", choices=checkpoints.SHAPES)
     parser.add_argument("--passes", type=int, default=30, help="in each third")
-    parser.add_argument("--preload", type=Path, help="an allocator to measure, too: a shared library")
+    parser.add_argument(
+        "--preload", type=Path, help="an allocator to measure, too: a shared library"
+    )
     parser.add_argument("--way", help="used by the script itself")
     parser.add_argument("--out", type=Path, default=RESULTS / "allocator.json")
     args = parser.parse_args()
@@ -70,12 +77,27 @@ def main() -> None:
     figures: dict[str, float] = {"passes": args.passes, "threads": torch.get_num_threads()}
     for way in ("exact", "padded", "pages", *["preload"] * (args.preload is not None)):
         env = os.environ | {"LD_PRELOAD": str(args.preload)} if way == "preload" else os.environ
-        said = subprocess.check_output([sys.executable, __file__, "--way", way, "--shape", args.shape,
-                                        "--passes", str(args.passes)], env=env, text=True)
+        said = subprocess.check_output(
+            [
+                sys.executable,
+                __file__,
+                "--way",
+                way,
+                "--shape",
+                args.shape,
+                "--passes",
+                str(args.passes),
+            ],
+            env=env,
+            text=True,
+        )
         figures |= {f"{way}_{name}": value for name, value in json.loads(said).items()}
         print(way, said, flush=True)
-    record(args.out, figures, {"torch": torch.__version__, **({"preload": args.preload.name} if args.preload
-                                                              else {})})
+    record(
+        args.out,
+        figures,
+        {"torch": torch.__version__, **({"preload": args.preload.name} if args.preload else {})},
+    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,14 @@ from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Answer, Request, Sampler
 
 
-def generate(model: Transformer, requests: Sequence[Request], stop: int, temperature: float = 1.0,
-             top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
+def generate(
+    model: Transformer,
+    requests: Sequence[Request],
+    stop: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    max_rows: int = 64,
+) -> list[Answer]:
     """Answers in the order of the requests, at most `max_rows` of them at a time.
 
     Each row writes until `stop` or until its uniforms run out, and then takes the next request.

@@ -17,12 +17,26 @@ from minidpo.system.tensors import write_weights
 
 TOKENIZER = Path(__file__).parents[1] / "minidpo" / "nano" / "tokenizer.json"
 SHARD = 3_950_000_000  # bytes of a file, about the hub's
-SHAPES = {"tiny": ModelConfig(4096, 64, 96, 2, 4, 2, tie_word_embeddings=True),
-          "smollm2": ModelConfig(49_152, 576, 1536, 30, 9, 3, rms_norm_eps=1e-5, rope_theta=100_000.0,
-                                 tie_word_embeddings=True, max_position_embeddings=8192,
-                                 model_type="llama"),
-          **{f"qwen2-{size.lower()}": PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
-             for size in ("0.5B", "1.5B", "7B")}}
+SHAPES = {
+    "tiny": ModelConfig(4096, 64, 96, 2, 4, 2, tie_word_embeddings=True),
+    "smollm2": ModelConfig(
+        49_152,
+        576,
+        1536,
+        30,
+        9,
+        3,
+        rms_norm_eps=1e-5,
+        rope_theta=100_000.0,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+        model_type="llama",
+    ),
+    **{
+        f"qwen2-{size.lower()}": PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
+        for size in ("0.5B", "1.5B", "7B")
+    },
+}
 
 
 def with_adapter(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -52,8 +66,10 @@ def make(folder: Path, config: ModelConfig) -> None:
     needed = sum(2 * shape.numel() for shape in shapes.values())
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < 1.4 * needed:  # its quantised copy may come beside it
-        raise SystemExit(f"{folder}: checkpoint and quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
-                         "which are not free: give another --folder")
+        raise SystemExit(
+            f"{folder}: checkpoint and quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
+            "which are not free: give another --folder"
+        )
     pool = torch.randn(2**26, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
 
     def drawn(name: str) -> torch.Tensor:
@@ -69,4 +85,6 @@ def make(folder: Path, config: ModelConfig) -> None:
     home = {name: file for file, members in zip(names, files) for name in members}
     write_json(folder / INDEX, {"metadata": {"total_size": needed}, "weight_map": home})
     shutil.copy(TOKENIZER, folder)
-    write_json(folder / "config.json", config_json(config, torch.bfloat16))  # last: then the folder is whole
+    write_json(
+        folder / "config.json", config_json(config, torch.bfloat16)
+    )  # last: then the folder is whole

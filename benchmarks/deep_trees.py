@@ -20,14 +20,14 @@ from records import RESULTS, record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import checkpoints  # noqa: E402
-import torch  # noqa: E402
+import checkpoints
+import torch
 
-from minidpo.data.batch import batch_scores, collate  # noqa: E402
-from minidpo.data.tree import grow_groups  # noqa: E402
-from minidpo.memory import lora  # noqa: E402
-from minidpo.memory.plan import ByteCounter  # noqa: E402
-from minidpo.model.chat import Dialogue  # noqa: E402
+from minidpo.data.batch import batch_scores, collate
+from minidpo.data.tree import grow_groups
+from minidpo.memory import lora
+from minidpo.memory.plan import ByteCounter
+from minidpo.model.chat import Dialogue
 
 PROMPT, TURN, TURNS, FORKS = 192, 48, 8, 3
 
@@ -58,8 +58,11 @@ def main() -> None:
     alone = [(n,) for n in range(len(rows))]
     groups = grow_groups(alone, [row.ids for row in rows], [("", 0)] * len(rows), path)
     split = [collate([[rows[n] for n in group.trajectories]]) for group in groups]
-    ways = {"whole": ([collate([rows])], sys.maxsize), "split": (split, sys.maxsize),
-            "depth_first": ([collate([rows])], 0)}
+    ways = {
+        "whole": ([collate([rows])], sys.maxsize),
+        "split": (split, sys.maxsize),
+        "depth_first": ([collate([rows])], 0),
+    }
     figures, gradients = {"path_tokens": path, "tree_tokens": ways["whole"][0][0].tokens}, {}
     for way, (batches, walk_above) in ways.items():
         seconds = []
@@ -73,8 +76,11 @@ def main() -> None:
             if not counted:
                 seconds.append(time.perf_counter() - began)
         gradients[way] = torch.cat([p.grad.flatten() for p in lora.parameters(model)])
-        figures |= {f"{way}_s": min(seconds), f"{way}_peak_mib": counter.peak / 2**20,
-                    f"{way}_tokens": sum(batch.tokens for batch in batches)}
+        figures |= {
+            f"{way}_s": min(seconds),
+            f"{way}_peak_mib": counter.peak / 2**20,
+            f"{way}_tokens": sum(batch.tokens for batch in batches),
+        }
         print(f"{way}: {min(seconds):.1f} s, {counter.peak / 2**20:.0f} MiB", flush=True)
     for way in ("split", "depth_first"):
         apart = (gradients[way] - gradients["whole"]).norm() / gradients["whole"].norm()

@@ -47,11 +47,22 @@ from minidpo.memory.machine import GPU_MICRO_TOKENS  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402
 
-SHAPE = ModelConfig(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
-                    num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-                    max_position_embeddings=4096)
-TITLES = {"a": "prompt 192 + 48/48", "b": "prompt 768 + 64/64", "c": "groups of eight, prompt 768 + 64",
-          "d": "rollouts of the shipped model"}
+SHAPE = ModelConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    max_position_embeddings=4096,
+)
+TITLES = {
+    "a": "prompt 192 + 48/48",
+    "b": "prompt 768 + 64/64",
+    "c": "groups of eight, prompt 768 + 64",
+    "d": "rollouts of the shipped model",
+}
 
 
 def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1) -> list[dict]:
@@ -64,8 +75,11 @@ def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1
     pairs = []
     for group in range(groups):
         first, answers = draw(prompt), [draw(answer) for _ in range(good + bad)]
-        pairs += [{"group": group, "prompt_ids": first, "chosen_ids": chosen, "rejected_ids": rejected}
-                  for chosen in answers[:good] for rejected in answers[good:]]
+        pairs += [
+            {"group": group, "prompt_ids": first, "chosen_ids": chosen, "rejected_ids": rejected}
+            for chosen in answers[:good]
+            for rejected in answers[good:]
+        ]
     return pairs
 
 
@@ -82,18 +96,34 @@ def rollouts(folder: Path, source: str, instances: int = 4) -> list[dict]:
 
     file = folder / "rollouts.jsonl"
     machine = Machine(device="cpu")
-    collect(CollectCommand(tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
-                           instances=instances, group=8, out=file, machine=machine))
+    collect(
+        CollectCommand(
+            tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
+            instances=instances,
+            group=8,
+            out=file,
+            machine=machine,
+        )
+    )
     chat, limit = open_chat(source)
-    data = tokenise(make_pairs(read(file), PairRules(DPO().pairs_per_instance), seed=0), chat, limit, "end")
+    data = tokenise(
+        make_pairs(read(file), PairRules(DPO().pairs_per_instance), seed=0), chat, limit, "end"
+    )
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)
         begin = next(t for t, turn in enumerate(chosen.turns) if turn >= 0)
         task, seed = data.instances[sides[0]]
-        pairs.append({"group": f"{task} {seed}", "prompt_ids": chosen.ids[:begin],
-                      "chosen_ids": chosen.ids[begin:], "chosen_turns": chosen.turns[begin:],
-                      "rejected_ids": rejected.ids[begin:], "rejected_turns": rejected.turns[begin:]})
+        pairs.append(
+            {
+                "group": f"{task} {seed}",
+                "prompt_ids": chosen.ids[:begin],
+                "chosen_ids": chosen.ids[begin:],
+                "chosen_turns": chosen.turns[begin:],
+                "rejected_ids": rejected.ids[begin:],
+                "rejected_turns": rejected.turns[begin:],
+            }
+        )
     return pairs
 
 
@@ -102,9 +132,13 @@ def make_adapter(base: Path, folder: Path) -> None:
     with torch.device("meta"):  # an adapter needs the base's shapes alone
         model = Transformer(checkpoint.read_config(base)[0])
     lora.attach(model, LoRAConfig(), torch.Generator())
-    generator = torch.Generator().manual_seed(1)  # the adapter that `attach` would give a base with weights
+    generator = torch.Generator().manual_seed(
+        1
+    )  # the adapter that `attach` would give a base with weights
     for layer in lora.layers(model).values():
-        a = nn.init.kaiming_uniform_(torch.empty(layer.lora_A.shape), math.sqrt(5), generator=generator)
+        a = nn.init.kaiming_uniform_(
+            torch.empty(layer.lora_A.shape), math.sqrt(5), generator=generator
+        )
         layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(torch.zeros(layer.lora_B.shape))
     lora.save(model, folder, "base")
 
@@ -116,13 +150,18 @@ def make_work(name: str, folder: Path, shape: str = "") -> int:
     if name == "d":
         pairs, batch = rollouts(folder, checkpoint.NANO), 16
     else:
-        pairs, batch = {"a": (synthetic(192, 48, 64), 8), "b": (synthetic(768, 64, 16), 4),
-                        "c": (synthetic(768, 64, 2, good=3, bad=5), 15)}[name]
+        pairs, batch = {
+            "a": (synthetic(192, 48, 64), 8),
+            "b": (synthetic(768, 64, 16), 4),
+            "c": (synthetic(768, 64, 2, good=3, bad=5), 15),
+        }[name]
     (folder / "pairs.json").write_text(json.dumps(pairs))
     if shape:
         make(folder / "base", SHAPES[shape])
     elif name == "d":
-        checkpoint.save(checkpoint.load(TOKENIZER.parent, torch.float32), folder / "base", TOKENIZER)
+        checkpoint.save(
+            checkpoint.load(TOKENIZER.parent, torch.float32), folder / "base", TOKENIZER
+        )
     else:
         model = Transformer(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
@@ -131,12 +170,40 @@ def make_work(name: str, folder: Path, shape: str = "") -> int:
     return batch
 
 
-def run_side(python: str, script: str, work: Path, batch: int, args: argparse.Namespace, steps: int,
-             *more: str) -> dict:
+def run_side(
+    python: str,
+    script: str,
+    work: Path,
+    batch: int,
+    args: argparse.Namespace,
+    steps: int,
+    *more: str,
+) -> dict:
     out = work / "out.json"
-    subprocess.run([python, str(ROOT / "benchmarks" / script), "--work", str(work), "--out", str(out),
-                    "--batch", str(batch), "--steps", str(steps), "--lr", "1e-3", "--threads",
-                    str(args.threads), "--device", args.device, "--dtype", args.dtype, *more], check=True)
+    subprocess.run(
+        [
+            python,
+            str(ROOT / "benchmarks" / script),
+            "--work",
+            str(work),
+            "--out",
+            str(out),
+            "--batch",
+            str(batch),
+            "--steps",
+            str(steps),
+            "--lr",
+            "1e-3",
+            "--threads",
+            str(args.threads),
+            "--device",
+            args.device,
+            "--dtype",
+            args.dtype,
+            *more,
+        ],
+        check=True,
+    )
     return json.loads(out.read_text())
 
 
@@ -148,8 +215,12 @@ def step_s(run: dict) -> float:
 def fastest_micro(work: Path, batch: int, args: argparse.Namespace) -> int:
     """How many pairs a forward pass make TRL fastest: all of a step, or fewer."""
     sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-    took = {size: step_s(run_side(args.peer_python, "trl_dpo.py", work, batch, args, 3, "--micro", str(size)))
-            for size in sizes}
+    took = {
+        size: step_s(
+            run_side(args.peer_python, "trl_dpo.py", work, batch, args, 3, "--micro", str(size))
+        )
+        for size in sizes
+    }
     return min(took, key=took.get)
 
 
@@ -159,36 +230,57 @@ def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tupl
     sides: dict[str, list[dict]] = {"trl": [], "minidpo": []}
     for turn in range(args.repeats):
         for side, python, script, more in (
-                ("trl", args.peer_python, "trl_dpo.py", ("--micro", str(micro))),
-                ("minidpo", sys.executable, "minidpo_dpo.py",
-                 ("--micro-tokens", str(GPU_MICRO_TOKENS[0])) if args.device == "cuda" else ())):  # as train
+            ("trl", args.peer_python, "trl_dpo.py", ("--micro", str(micro))),
+            (
+                "minidpo",
+                sys.executable,
+                "minidpo_dpo.py",
+                ("--micro-tokens", str(GPU_MICRO_TOKENS[0])) if args.device == "cuda" else (),
+            ),
+        ):  # as train
             sides[side].append(run_side(python, script, work, batch, args, args.steps, *more))
             print(f"{name} {side} {turn}: {step_s(sides[side][-1]):.3f} s a step", flush=True)
     pairs = json.loads((work / "pairs.json").read_text())
     taken = [pairs[i % len(pairs)] for i in range(batch * args.steps)]
-    given = sum(2 * len(p["prompt_ids"]) + len(p["chosen_ids"]) + len(p["rejected_ids"]) for p in taken)
+    given = sum(
+        2 * len(p["prompt_ids"]) + len(p["chosen_ids"]) + len(p["rejected_ids"]) for p in taken
+    )
     figures = {f"{name}_trl_pairs_per_forward": micro}
     for side, runs in sides.items():
         seconds = statistics.median(map(step_s, runs))
-        figures |= {f"{name}_{side}_step_s": seconds, f"{name}_{side}_pairs_per_s": batch / seconds,
-                    f"{name}_{side}_pair_tokens_per_s": given / args.steps / seconds,
-                    f"{name}_{side}_peak_mib": max(run["peak_mib"] for run in runs),
-                    f"{name}_{side}_training_mib": max(run["peak_mib"] - run["before_mib"] for run in runs),
-                    f"{name}_{side}_reference_s": statistics.median(run["precompute_s"] for run in runs)}
+        figures |= {
+            f"{name}_{side}_step_s": seconds,
+            f"{name}_{side}_pairs_per_s": batch / seconds,
+            f"{name}_{side}_pair_tokens_per_s": given / args.steps / seconds,
+            f"{name}_{side}_peak_mib": max(run["peak_mib"] for run in runs),
+            f"{name}_{side}_training_mib": max(run["peak_mib"] - run["before_mib"] for run in runs),
+            f"{name}_{side}_reference_s": statistics.median(run["precompute_s"] for run in runs),
+        }
     ours, trl = (sides[side][0] for side in ("minidpo", "trl"))
     assert ours["trainable"] == trl["trainable"]
-    figures |= {f"{name}_pairs_per_step": batch, f"{name}_pair_tokens_per_step": given / args.steps,
-                f"{name}_computed_tokens_per_step": ours["computed_tokens_per_step"],
-                f"{name}_pairs_per_s_ratio": (figures[f"{name}_trl_step_s"]
-                                              / figures[f"{name}_minidpo_step_s"]),
-                f"{name}_peak_memory_ratio": (figures[f"{name}_minidpo_peak_mib"]
-                                              / figures[f"{name}_trl_peak_mib"]),
-                f"{name}_training_memory_ratio": (figures[f"{name}_minidpo_training_mib"]
-                                                  / figures[f"{name}_trl_training_mib"])}
+    figures |= {
+        f"{name}_pairs_per_step": batch,
+        f"{name}_pair_tokens_per_step": given / args.steps,
+        f"{name}_computed_tokens_per_step": ours["computed_tokens_per_step"],
+        f"{name}_pairs_per_s_ratio": (
+            figures[f"{name}_trl_step_s"] / figures[f"{name}_minidpo_step_s"]
+        ),
+        f"{name}_peak_memory_ratio": (
+            figures[f"{name}_minidpo_peak_mib"] / figures[f"{name}_trl_peak_mib"]
+        ),
+        f"{name}_training_memory_ratio": (
+            figures[f"{name}_minidpo_training_mib"] / figures[f"{name}_trl_training_mib"]
+        ),
+    }
     if name != "d":
-        apart = max(abs(one - other) for both in zip(*sides.values())
-                    for one, other in zip(*(run["losses"] for run in both), strict=True))
-        assert apart < (1e-3 if args.dtype == "float32" else 0.05), f"{name}: not the same training ({apart})"
+        apart = max(
+            abs(one - other)
+            for both in zip(*sides.values())
+            for one, other in zip(*(run["losses"] for run in both), strict=True)
+        )
+        assert apart < (1e-3 if args.dtype == "float32" else 0.05), (
+            f"{name}: not the same training ({apart})"
+        )
         figures[f"{name}_largest_loss_difference"] = apart
         figures[f"{name}_last_loss"] = ours["losses"][-1]
     return figures, trl["versions"] | {"minidpo_torch": ours["versions"]["torch"]}
@@ -196,7 +288,9 @@ def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tupl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peer-python", default=sys.executable, help="a Python with trl, peft, transformers")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="a Python with trl, peft, transformers"
+    )
     parser.add_argument("--works", default="a,b,c,d", help="which of a, b, c, d")
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps in each turn")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each side")
@@ -216,13 +310,21 @@ def main() -> None:
             work = Path(folder) / name
             more, versions = compare(name, make_work(name, work), work, args)
             figures |= more
-            print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
-                  f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
+            print(
+                f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
+                f"{more[f'{name}_training_memory_ratio']:.2f} of its memory",
+                flush=True,
+            )
     device = torch.cuda.get_device_name() if args.device == "cuda" else None
     old = json.loads(out.read_text()) if out.is_file() else {"figures": {}}
     made = {"date": date.today().isoformat(), "versions": versions, "command": command()}
-    record(out, {**old["figures"], **figures}, versions, device,
-           works={**old.get("works", {}), **dict.fromkeys(works, made)})
+    record(
+        out,
+        {**old["figures"], **figures},
+        versions,
+        device,
+        works={**old.get("works", {}), **dict.fromkeys(works, made)},
+    )
 
 
 if __name__ == "__main__":

@@ -46,21 +46,29 @@ def browser_processes() -> list[int]:
     def below(pid: int) -> bool:
         return pid == os.getpid() or (pid in parents and below(parents[pid]))
 
-    leaders = {pid for pid, session in sessions.items() if pid == session != os.getpid() and below(pid)}
+    leaders = {
+        pid for pid, session in sessions.items() if pid == session != os.getpid() and below(pid)
+    }
     return [pid for pid, session in sessions.items() if session in leaders]
 
 
 def pss_mib() -> float:
     """PSS of the browser, of all its processes."""
-    lines = (line for pid in browser_processes()
-             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    lines = (
+        line
+        for pid in browser_processes()
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    )
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 async def measure(pages: int, after: list[int]) -> list[tuple[float, float]]:
     """MiB after so many episodes on all pages together, and the seconds that all of them took."""
     tasks, found, done, seconds = SUITES["demo"], [], 0, 0.0
-    plan = [(tasks[n // (pages * IN_A_ROW) % len(tasks)], SEEDS["rollouts"][n]) for n in range(after[-1])]
+    plan = [
+        (tasks[n // (pages * IN_A_ROW) % len(tasks)], SEEDS["rollouts"][n])
+        for n in range(after[-1])
+    ]
     async with Browser(pages=pages) as chromium:
         for goal in after:
             began = time.perf_counter()
@@ -69,8 +77,11 @@ async def measure(pages: int, after: list[int]) -> list[tuple[float, float]]:
             await asyncio.sleep(SETTLE_S)  # what Chromium gives back, it gives back a little later
             found.append((pss_mib(), seconds))
             done = goal
-            print(f"{goal} episodes: {found[-1][0]:.0f} MiB, {len(browser_processes())} processes, "
-                  f"{seconds:.1f} s", flush=True)
+            print(
+                f"{goal} episodes: {found[-1][0]:.0f} MiB, {len(browser_processes())} processes, "
+                f"{seconds:.1f} s",
+                flush=True,
+            )
     return found
 
 
@@ -80,12 +91,18 @@ def main() -> None:
     args = parser.parse_args()
     pss = dict(zip(AFTER, asyncio.run(measure(PAGES, AFTER)), strict=True))
     figures = {f"pss_after_{n}_mib": mib for n, (mib, _) in pss.items()}
-    figures |= {"pages_16_pss_mib": max(mib for n, (mib, _) in pss.items() if n <= 2120),
-                "growth_mib": pss[4040][0] - pss[2120][0]}
+    figures |= {
+        "pages_16_pss_mib": max(mib for n, (mib, _) in pss.items() if n <= 2120),
+        "growth_mib": pss[4040][0] - pss[2120][0],
+    }
     if (full := find_chromium(shell=False)) != find_chromium():
         os.environ["MINIDPO_CHROMIUM"] = full
         *_, (mib, seconds) = asyncio.run(measure(PAGES, AFTER[:3]))
-        figures |= {"full_after_1000_mib": mib, "full_1000_s": seconds, "shell_1000_s": pss[1000][1]}
+        figures |= {
+            "full_after_1000_mib": mib,
+            "full_1000_s": seconds,
+            "shell_1000_s": pss[1000][1],
+        }
     record(args.out, figures, {"playwright": importlib.metadata.version("playwright")})
 
 

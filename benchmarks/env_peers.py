@@ -32,8 +32,12 @@ def policy(task: str, instruction: str, elements: list[dict]) -> list[tuple]:
     """What to click, and what to type where: ("click", ref) and ("type", ref, text)."""
     words = re.search(WORDS[task], instruction).groups()
     if task in ("click-button", "click-link"):
-        named = [e for e in elements if e["text"].strip() == words[0]
-                 and (e["tag"] == "button" if task == "click-button" else "alink" in e["classes"])]
+        named = [
+            e
+            for e in elements
+            if e["text"].strip() == words[0]
+            and (e["tag"] == "button" if task == "click-button" else "alink" in e["classes"])
+        ]
         return [("click", named[0]["ref"])]
     fields = [e for e in elements if e["tag"] == "input"]
     button = next(e for e in elements if e["tag"] == "button")
@@ -47,7 +51,10 @@ class Farama:
     packages = ("miniwob", "selenium", "gymnasium")
 
     def __init__(self, args: argparse.Namespace):
-        os.environ |= {"MINIWOB_CHROME_BINARY": args.chromium, "MINIWOB_CHROMEDRIVER": args.chromedriver}
+        os.environ |= {
+            "MINIWOB_CHROME_BINARY": args.chromium,
+            "MINIWOB_CHROMEDRIVER": args.chromedriver,
+        }
         import gymnasium
         import miniwob
         from miniwob.action import ActionTypes
@@ -55,8 +62,9 @@ class Farama:
 
         gymnasium.register_envs(miniwob)
         self.types = ActionTypes
-        self.env = gymnasium.make(f"miniwob/{args.task}-v1", disable_env_checker=True,
-                                  reward_processor=get_raw_reward).unwrapped
+        self.env = gymnasium.make(
+            f"miniwob/{args.task}-v1", disable_env_checker=True, reward_processor=get_raw_reward
+        ).unwrapped
         self.env.reset(seed=0)  # its Chromium starts now
 
     def use(self, screenshots: bool = True) -> None:
@@ -64,14 +72,23 @@ class Farama:
 
     def episode(self, task: str, seed: int) -> int:
         seen, _ = self.env.reset(seed=seed)
-        elements = [{"ref": int(e["ref"]), "tag": e["tag"].split("_")[0], "text": e["text"],
-                     "classes": e["classes"]} for e in seen["dom_elements"]]
+        elements = [
+            {
+                "ref": int(e["ref"]),
+                "tag": e["tag"].split("_")[0],
+                "text": e["text"],
+                "classes": e["classes"],
+            }
+            for e in seen["dom_elements"]
+        ]
         actions = policy(task, seen["utterance"], elements)
         for command, ref, *text in actions:
             if command == "click":
                 action = self.env.create_action(self.types.CLICK_ELEMENT, ref=ref)
             else:
-                action = self.env.create_action(self.types.FOCUS_ELEMENT_AND_TYPE_TEXT, ref=ref, text=text[0])
+                action = self.env.create_action(
+                    self.types.FOCUS_ELEMENT_AND_TYPE_TEXT, ref=ref, text=text[0]
+                )
             _, reward, over, *_ = self.env.step(action)
         assert over and reward == 1, (task, seed, reward)
         return len(actions)
@@ -89,20 +106,27 @@ class BrowserGym:
         from browsergym.core.action.highlevel import HighLevelActionSet
 
         actions = HighLevelActionSet(subsets=["miniwob_all"])
-        self.env = gymnasium.make(f"browsergym/miniwob.{args.task}", headless=True,
-                                  action_mapping=actions.to_python_code)
+        self.env = gymnasium.make(
+            f"browsergym/miniwob.{args.task}", headless=True, action_mapping=actions.to_python_code
+        )
         self.stock = (self.env.unwrapped.slow_mo, self.env.unwrapped.pre_observation_delay)
 
     def _lead_to(self, chromium: str) -> None:
         """Its chat window starts the browser that its Playwright would have downloaded."""
         import playwright
 
-        names = json.loads((Path(playwright.__file__).parent / "driver/package/browsers.json").read_text())
-        revision = next(each["revision"] for each in names["browsers"] if each["name"] == "chromium")
+        names = json.loads(
+            (Path(playwright.__file__).parent / "driver/package/browsers.json").read_text()
+        )
+        revision = next(
+            each["revision"] for each in names["browsers"] if each["name"] == "chromium"
+        )
         self.store = tempfile.TemporaryDirectory(prefix="env_peers_")
         program = Path(self.store.name) / f"chromium-{revision}/chrome-linux/chrome"
         program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nexec {chromium} --no-sandbox --disable-gpu --disable-quic "$@"\n')
+        program.write_text(
+            f'#!/bin/sh\nexec {chromium} --no-sandbox --disable-gpu --disable-quic "$@"\n'
+        )
         program.chmod(0o755)
         (program.parents[1] / "INSTALLATION_COMPLETE").touch()
         os.environ["PLAYWRIGHT_BROWSERS_PATH"] = self.store.name
@@ -117,12 +141,16 @@ class BrowserGym:
 
         seen, _ = self.env.reset(seed=seed)
         page = BeautifulSoup(flatten_dom_to_str(seen["dom_object"]), "html.parser")
-        elements = [{"ref": e["bid"], "tag": e.name, "text": e.get_text(), "classes": e.get("class", [])}
-                    for e in page.find_all(attrs={"bid": True})]
+        elements = [
+            {"ref": e["bid"], "tag": e.name, "text": e.get_text(), "classes": e.get("class", [])}
+            for e in page.find_all(attrs={"bid": True})
+        ]
         actions = policy(task, seen["goal"], elements)
         for command, *given in actions:
             call = f"{'click' if command == 'click' else 'fill'}({', '.join(map(repr, given))})"
-            for _ in range(TRIES):  # on a busy machine its half second for an action may be over too soon
+            for _ in range(
+                TRIES
+            ):  # on a busy machine its half second for an action may be over too soon
                 seen, reward, over, *_ = self.env.step(call)
                 if "Timeout" not in seen["last_action_error"]:
                     break
@@ -148,7 +176,11 @@ def main() -> None:
         order = json.loads(line)
         seeds = order.pop("seeds")
         peer.use(**order)
-        print(json.dumps(sum(peer.episode(args.task, seed) for seed in seeds)), file=answers, flush=True)
+        print(
+            json.dumps(sum(peer.episode(args.task, seed) for seed in seeds)),
+            file=answers,
+            flush=True,
+        )
     peer.env.close()
 
 

@@ -74,15 +74,26 @@ class Peer:
     """Processes of a peer, each with one environment."""
 
     def __init__(self, name: str, python: str, task: str):
-        self._command = [python, str(Path(__file__).with_name("env_peers.py")), name, "--task", task,
-                         "--chromium", find_chromium(), "--html", str(HTML)]
+        self._command = [
+            python,
+            str(Path(__file__).with_name("env_peers.py")),
+            name,
+            "--task",
+            task,
+            "--chromium",
+            find_chromium(),
+            "--html",
+            str(HTML),
+        ]
         self.versions: dict[str, str] = {}
 
     async def start(self, processes: int) -> None:
         """Returns when all are warm."""
         pipe = asyncio.subprocess.PIPE
-        self._processes = [await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
-                           for _ in range(processes)]
+        self._processes = [
+            await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
+            for _ in range(processes)
+        ]
         async with asyncio.timeout(READY_S):
             for process in self._processes:
                 self.versions = await self._answer(process)
@@ -110,11 +121,14 @@ class Peer:
 
 
 Side = tuple[str, int]  # its name, its pages or processes
-Rates = dict[tuple[Side, str], list[tuple[float, float]]]  # of a task in each turn: episodes/s, actions/s
+Rates = dict[
+    tuple[Side, str], list[tuple[float, float]]
+]  # of a task in each turn: episodes/s, actions/s
 
 
-async def measure(tasks: tuple[str, ...], pages: tuple[int, ...], turns: int, episodes: int,
-                  peers: dict[str, str]) -> tuple[Rates, dict[str, str]]:
+async def measure(
+    tasks: tuple[str, ...], pages: tuple[int, ...], turns: int, episodes: int, peers: dict[str, str]
+) -> tuple[Rates, dict[str, str]]:
     """What every side reaches, and the versions; `peers` has the Python of each peer."""
     rates: Rates = {}
     versions = {"minidpo_playwright": importlib.metadata.version("playwright")}
@@ -129,32 +143,44 @@ async def measure(tasks: tuple[str, ...], pages: tuple[int, ...], turns: int, ep
                     sides["minidpo", n] = (partial(play, ours.envs[:n]), episodes)
                     sides["floor", n] = (partial(play, floors[:n]), episodes)
                 for envs in (ours.envs, floors):
-                    await play(envs, [(task, seed) for seed in SEEDS["validation"][:3 * len(envs)]])
+                    await play(
+                        envs, [(task, seed) for seed in SEEDS["validation"][: 3 * len(envs)]]
+                    )
                 for name, python in peers.items():
                     peer = Peer(name, python, task)
                     stack.push_async_callback(peer.stop)
                     await peer.start(max(PROCESSES) if name == "farama" else 1)
-                    versions |= {f"{name}_{package}": number for package, number in peer.versions.items()}
+                    versions |= {
+                        f"{name}_{package}": number for package, number in peer.versions.items()
+                    }
                     sides |= peer_sides(name, peer, episodes)
                 for turn in range(turns):
                     for side, (go, count) in sides.items():
-                        seeds = SEEDS["rollouts"][1000 * turn:][:count]
+                        seeds = SEEDS["rollouts"][1000 * turn :][:count]
                         begin = time.perf_counter()
                         actions = await go([(task, seed) for seed in seeds])
                         took = time.perf_counter() - begin
                         rates.setdefault((side, task), []).append((count / took, actions / took))
-                        print(f"{task} {turn} {side[0]} {side[1]}: {count / took:.2f} episodes/s", flush=True)
+                        print(
+                            f"{task} {turn} {side[0]} {side[1]}: {count / took:.2f} episodes/s",
+                            flush=True,
+                        )
     return rates, versions
 
 
 def peer_sides(name: str, peer: Peer, episodes: int) -> dict[Side, tuple]:
     """A peer's settings, and how many episodes each plays: BrowserGym needs seconds for one."""
     if name == "browsergym":
-        return {("browsergym", 1): (partial(peer.play, 1), 1),
-                ("browsergym_tuned", 1): (partial(peer.play, 1, tuned=True), 1)}
+        return {
+            ("browsergym", 1): (partial(peer.play, 1), 1),
+            ("browsergym_tuned", 1): (partial(peer.play, 1, tuned=True), 1),
+        }
     few = max(PROCESSES) * (episodes // 16 + 1)
-    return {(f"farama{suffix}", n): (partial(peer.play, n, screenshots=not suffix), few)
-            for suffix in ("", "_without_screenshots") for n in PROCESSES}
+    return {
+        (f"farama{suffix}", n): (partial(peer.play, n, screenshots=not suffix), few)
+        for suffix in ("", "_without_screenshots")
+        for n in PROCESSES
+    }
 
 
 def figures(rates: Rates) -> dict[str, float]:
@@ -166,7 +192,9 @@ def figures(rates: Rates) -> dict[str, float]:
         for kind, values in zip(("episodes", "actions"), zip(*rates[(name, n), task]), strict=True):
             result[f"{name}_{n}_{task.replace('-', '_')}_{kind}_per_s"] = median(values)
     for name, n in dict.fromkeys(side for side, _ in rates):
-        reached = {task: result[f"{name}_{n}_{task.replace('-', '_')}_episodes_per_s"] for task in tasks}
+        reached = {
+            task: result[f"{name}_{n}_{task.replace('-', '_')}_episodes_per_s"] for task in tasks
+        }
         mean = result[f"{name}_{n}_episodes_per_s"] = geometric_mean(reached.values())
         if name not in best or mean > geometric_mean(best[name].values()):
             best[name], result[f"{name}_best_number"] = reached, n
@@ -181,14 +209,18 @@ def main() -> None:
     for peer, packages in NEEDED.items():
         parser.add_argument(f"--{peer}-python", default="", help=f"a Python with {packages}")
     parser.add_argument("--turns", type=int, default=3, help="of each side with each task")
-    parser.add_argument("--episodes", type=int, default=160, help="of this driver and the floor in a turn")
+    parser.add_argument(
+        "--episodes", type=int, default=160, help="of this driver and the floor in a turn"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "env_speed.json", help="result file")
     args = parser.parse_args()
     peers = {peer: getattr(args, f"{peer}_python") for peer in NEEDED}
     for peer, python in peers.items():
         if shutil.which(python) is None:
-            parser.error(f"--{peer}-python is needed and must be a program, got {python!r}: python3 -m venv "
-                         f"/tmp/{peer}-venv && /tmp/{peer}-venv/bin/pip install {NEEDED[peer]}")
+            parser.error(
+                f"--{peer}-python is needed and must be a program, got {python!r}: python3 -m venv "
+                f"/tmp/{peer}-venv && /tmp/{peer}-venv/bin/pip install {NEEDED[peer]}"
+            )
     if shutil.which("chromedriver") is None:
         parser.error("Farama's environment needs chromedriver: apt-get install chromium-driver")
     rates, versions = asyncio.run(measure(TASKS, PAGES, args.turns, args.episodes, peers))

@@ -36,17 +36,32 @@ from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402
 from minidpo.model.sampling import Request  # noqa: E402
 
-SHAPE = ModelConfig(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
-                    num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-                    max_position_embeddings=4096)
+SHAPE = ModelConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    max_position_embeddings=4096,
+)
 PROMPT, NEW = 192, 48
-CASES = {"batch1": (1, 1, 0.0), "batch16": (16, 1, 0.0), "batch64": (64, 1, 0.0), "groups": (8, 8, 1.0)}
+CASES = {
+    "batch1": (1, 1, 0.0),
+    "batch16": (16, 1, 0.0),
+    "batch64": (64, 1, 0.0),
+    "groups": (8, 8, 1.0),
+}
 
 
 def requests_of(work: dict) -> list[Request]:
     """The prompts, and uniform numbers for their answers."""
     rng = random.Random(1)
-    return [Request(tuple(ids), tuple(rng.random() for _ in range(work["new"]))) for ids in work["prompts"]]
+    return [
+        Request(tuple(ids), tuple(rng.random() for _ in range(work["new"])))
+        for ids in work["prompts"]
+    ]
 
 
 def ours(work: dict) -> dict:
@@ -61,7 +76,11 @@ def ours(work: dict) -> dict:
         began = time.perf_counter()
         answers = generate(model, requests, -1, work["temperature"])
         seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds[1:], "answers": [list(answer.ids) for answer in answers], "versions": {}}
+    return {
+        "seconds": seconds[1:],
+        "answers": [list(answer.ids) for answer in answers],
+        "versions": {},
+    }
 
 
 def floor(work: dict) -> dict:
@@ -95,10 +114,18 @@ def floor(work: dict) -> dict:
 
 def run_side(side: str, python: str, work: dict) -> dict:
     """The result of a process of its own."""
-    script = ([str(ROOT / "benchmarks" / "hf_generate.py")] if side == "transformers"
-              else [__file__, "--side", side])
-    done = subprocess.run([python, *script, json.dumps(work)], check=True, stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    script = (
+        [str(ROOT / "benchmarks" / "hf_generate.py")]
+        if side == "transformers"
+        else [__file__, "--side", side]
+    )
+    done = subprocess.run(
+        [python, *script, json.dumps(work)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -106,9 +133,18 @@ def case(name: str, base: Path, args: argparse.Namespace) -> tuple[dict, dict]:
     """The figures of one case, and the other side's versions."""
     instances, group, temperature = CASES[name]
     rng = random.Random(0)
-    prompts = [[rng.randrange(2, SHAPE.vocab_size) for _ in range(PROMPT)] for _ in range(instances)]
-    work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)], "new": NEW,
-            "temperature": temperature, "repeats": args.repeats, "device": args.device, "dtype": args.dtype}
+    prompts = [
+        [rng.randrange(2, SHAPE.vocab_size) for _ in range(PROMPT)] for _ in range(instances)
+    ]
+    work = {
+        "base": str(base),
+        "prompts": [ids for ids in prompts for _ in range(group)],
+        "new": NEW,
+        "temperature": temperature,
+        "repeats": args.repeats,
+        "device": args.device,
+        "dtype": args.dtype,
+    }
     threads = sorted({1, os.cpu_count()}) if args.device == "cpu" else [os.cpu_count()]
     sides = ["transformers", "minidpo"]
     if (args.device, args.dtype) == ("cpu", "float32"):
@@ -124,9 +160,13 @@ def case(name: str, base: Path, args: argparse.Namespace) -> tuple[dict, dict]:
                 said[side] = run["answers"]
                 versions |= run["versions"]
     if temperature == 0 and said["minidpo"] != said["transformers"]:
-        raise SystemExit(f"{name}: the two sides do not say the same, so their times cannot be compared")
+        raise SystemExit(
+            f"{name}: the two sides do not say the same, so their times cannot be compared"
+        )
     best = {side: min(map(statistics.median, runs.values())) for side, runs in took.items()}
-    figures = {f"{name}_{side}_tokens_per_s": len(work["prompts"]) * NEW / s for side, s in best.items()}
+    figures = {
+        f"{name}_{side}_tokens_per_s": len(work["prompts"]) * NEW / s for side, s in best.items()
+    }
     figures[f"{name}_ratio"] = best["transformers"] / best["minidpo"]
     if "floor" in best:
         figures[f"{name}_limit"] = best["transformers"] / best["floor"]
@@ -137,11 +177,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", default=sys.executable, help="a Python with transformers")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls in a process")
-    parser.add_argument("--turns", type=int, default=3, help="processes of each side and number of threads")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="processes of each side and number of threads"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path, help="result file")
-    parser.add_argument("--side", nargs=2, metavar=("SIDE", "WORK"), help="used by the script itself")
+    parser.add_argument(
+        "--side", nargs=2, metavar=("SIDE", "WORK"), help="used by the script itself"
+    )
     args = parser.parse_args()
     if args.side:
         print(json.dumps({"minidpo": ours, "floor": floor}[args.side[0]](json.loads(args.side[1]))))
@@ -157,8 +201,12 @@ def main() -> None:
             print(name, {key: round(value, 2) for key, value in more.items()}, flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else None
     suffix = "-cuda" * (args.device == "cuda") + "-bfloat16" * (args.dtype == "bfloat16")
-    record(args.out or RESULTS / f"generate{suffix}.json", figures,
-           versions | {"minidpo_torch": torch.__version__}, device)
+    record(
+        args.out or RESULTS / f"generate{suffix}.json",
+        figures,
+        versions | {"minidpo_torch": torch.__version__},
+        device,
+    )
 
 
 if __name__ == "__main__":

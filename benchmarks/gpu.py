@@ -61,8 +61,13 @@ from minidpo.system.tensors import to_device  # noqa: E402
 GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
-STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),
-         ("qwen2-0.5b", "bfloat16", "a"), ("qwen2-1.5b", "bfloat16", "a"))
+STEPS = (
+    ("smollm2", "bfloat16", "a"),
+    ("smollm2", "bfloat16", "c"),
+    ("smollm2", "float32", "a"),
+    ("qwen2-0.5b", "bfloat16", "a"),
+    ("qwen2-1.5b", "bfloat16", "a"),
+)
 
 
 def tests(args: argparse.Namespace) -> Figures:
@@ -77,16 +82,33 @@ def processor(args: argparse.Namespace) -> Figures:
 
 def run_tests(args: argparse.Namespace, name: str, *which: str) -> Figures:
     log = args.work / f"{name}.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no",
-               "--durations=8", *which]
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--show-capture=no",
+        "--durations=8",
+        *which,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     log.write_text(done.stdout)
     print(done.stdout[-6000:])
-    found = dict((word, int(n)) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)",
-                                                          done.stdout.splitlines()[-1]))
+    found = dict(
+        (word, int(n))
+        for n, word in re.findall(
+            r"(\d+) (passed|failed|skipped|error)", done.stdout.splitlines()[-1]
+        )
+    )
     if done.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {done.returncode}: see {log}")
-    yield {f"{name}_{word}": found.get(word, 0) for word in ("passed", "failed", "skipped", "error")}
+    yield {
+        f"{name}_{word}": found.get(word, 0) for word in ("passed", "failed", "skipped", "error")
+    }
     if done.returncode:
         raise RuntimeError("tests failed: see the log")
 
@@ -112,17 +134,26 @@ def scores(args: argparse.Namespace) -> Figures:
     """The largest difference between log-probs of the CPU and of the device, in nats, both in fp32."""
     base = smollm2(args)
     pairs = dpo_step.synthetic(192, 48, 2, good=3, bad=5)
-    groups = [[Dialogue(pair["prompt_ids"] + pair[side], [-1] * 192 + [0] * 48)
-               for pair in pairs if pair["group"] == group for side in ("chosen_ids", "rejected_ids")]
-              for group in range(2)]
+    groups = [
+        [
+            Dialogue(pair["prompt_ids"] + pair[side], [-1] * 192 + [0] * 48)
+            for pair in pairs
+            if pair["group"] == group
+            for side in ("chosen_ids", "rejected_ids")
+        ]
+        for group in range(2)
+    ]
     batch, found = collate(groups, "mean"), []
     for device in ("cpu", args.device):
         model = checkpoint.load(base, torch.float32, device).requires_grad_(False)
         began = time.perf_counter()
         found.append(batch_scores(model, to_device(batch, torch.device(device))).cpu())
         print(f"scores on {device}: {time.perf_counter() - began:.2f} s")
-    yield {"scores_largest_difference": (found[0] - found[1]).abs().max().item(),
-           "scores_mean": found[0].mean().item(), "scores_own_weights": float(base.suffix == ".gguf")}
+    yield {
+        "scores_largest_difference": (found[0] - found[1]).abs().max().item(),
+        "scores_mean": found[0].mean().item(),
+        "scores_own_weights": float(base.suffix == ".gguf"),
+    }
 
 
 def seconds_of(call, args: argparse.Namespace, times: int = 20) -> float:
@@ -151,15 +182,20 @@ def kernels(args: argparse.Namespace) -> Figures:
     for name, matrix in matrices.items():
         moved = plain.nbytes + sum(buffer.nbytes for buffer in matrix.buffers())
         figures[f"kernels_{name}_gb_per_s"] = moved / 1e9 / seconds_of(matrix.dense, args)
-    if args.device == "cuda" and "bitsandbytes" not in args.missing and args.peer_python == sys.executable:
+    if (
+        args.device == "cuda"
+        and "bitsandbytes" not in args.missing
+        and args.peer_python == sys.executable
+    ):
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
         packed, state = quantize_4bit(plain, quant_type="nf4", compress_statistics=True)
         took = seconds_of(lambda: dequantize_4bit(packed, state), args)
         figures["kernels_bitsandbytes_nf4_gb_per_s"] = (plain.nbytes + packed.nbytes) / 1e9 / took
     x = torch.randn(1024, shape[1], device=args.device).bfloat16()
-    figures["kernels_product_tflop_per_s"] = 2 * x.numel() * shape[0] / 1e12 / seconds_of(
-        lambda: x @ plain.t(), args)
+    figures["kernels_product_tflop_per_s"] = (
+        2 * x.numel() * shape[0] / 1e12 / seconds_of(lambda: x @ plain.t(), args)
+    )
     yield figures
 
 
@@ -168,27 +204,44 @@ def steps(args: argparse.Namespace) -> Figures:
     cases = (("tiny", "float32", "a"),) if args.tiny else STEPS
     for shape, dtype, work in cases:
         folder, name = args.work / f"{shape}-{work}", f"steps_{shape}_{dtype}_{work}"
-        batch = (json.loads((folder / "batch").read_text()) if (folder / "batch").is_file() else
-                 dpo_step.make_work(work, folder, shape))
+        batch = (
+            json.loads((folder / "batch").read_text())
+            if (folder / "batch").is_file()
+            else dpo_step.make_work(work, folder, shape)
+        )
         (folder / "batch").write_text(str(batch))
         options = argparse.Namespace(threads=args.threads, device=args.device, dtype=dtype)
         work_of_both = folder, batch, options, args.steps
-        runs = {"minidpo": dpo_step.run_side(sys.executable, "minidpo_dpo.py", *work_of_both,
-                                             "--micro-tokens", str(GPU_MICRO_TOKENS[0]))}
+        runs = {
+            "minidpo": dpo_step.run_side(
+                sys.executable,
+                "minidpo_dpo.py",
+                *work_of_both,
+                "--micro-tokens",
+                str(GPU_MICRO_TOKENS[0]),
+            )
+        }
         if not args.missing & {"trl", "peft", "transformers", "datasets"}:
             runs["trl"] = dpo_step.run_side(args.peer_python, "trl_dpo.py", *work_of_both)
         figures = {}
         for side, run in runs.items():
-            figures |= {f"{name}_{side}_pairs_per_s": batch / dpo_step.step_s(run),
-                        f"{name}_{side}_peak_mib": run["peak_mib"],
-                        f"{name}_{side}_training_mib": run["peak_mib"] - run["before_mib"],
-                        f"{name}_{side}_last_loss": run["losses"][-1]}
-            print(f"{name} {side}: {batch / dpo_step.step_s(run):.1f} pairs/s, {run['peak_mib']:.0f} MiB",
-                  flush=True)
+            figures |= {
+                f"{name}_{side}_pairs_per_s": batch / dpo_step.step_s(run),
+                f"{name}_{side}_peak_mib": run["peak_mib"],
+                f"{name}_{side}_training_mib": run["peak_mib"] - run["before_mib"],
+                f"{name}_{side}_last_loss": run["losses"][-1],
+            }
+            print(
+                f"{name} {side}: {batch / dpo_step.step_s(run):.1f} pairs/s, {run['peak_mib']:.0f} MiB",
+                flush=True,
+            )
         if "trl" in runs:
-            figures[f"{name}_ratio"] = dpo_step.step_s(runs["trl"]) / dpo_step.step_s(runs["minidpo"])
-            figures[f"{name}_memory_ratio"] = (figures[f"{name}_minidpo_training_mib"]
-                                               / figures[f"{name}_trl_training_mib"])
+            figures[f"{name}_ratio"] = dpo_step.step_s(runs["trl"]) / dpo_step.step_s(
+                runs["minidpo"]
+            )
+            figures[f"{name}_memory_ratio"] = (
+                figures[f"{name}_minidpo_training_mib"] / figures[f"{name}_trl_training_mib"]
+            )
         yield figures
 
 
@@ -199,8 +252,13 @@ def seven(args: argparse.Namespace) -> Figures:
     else:
         base, parts = random_base(args, "qwen2-7b"), list(qwen2_7b_cuda.PARTS)
     for part in parts:
-        found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.device,
-                                               None if args.missing else args.peer_python)
+        found, versions = qwen2_7b_cuda.on_gpu(
+            base,
+            args.work / "seven",
+            [part],
+            args.device,
+            None if args.missing else args.peer_python,
+        )
         if args.device == "cuda" and not (part == "dpo" and args.missing):  # there both sides stand
             qwen2_7b_cuda.record_parts([part], found, versions, args.out.parent)
         yield {f"seven_{name}": value for name, value in found.items()}
@@ -212,9 +270,16 @@ def sampling(args: argparse.Namespace) -> Figures:
     sides = ["minidpo"] if "transformers" in args.missing else ["transformers", "minidpo"]
     for name, (instances, group, temperature) in generate.CASES.items():
         prompts = [list(range(10 + n, 10 + n + generate.PROMPT)) for n in range(instances)]
-        work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)],
-                "new": generate.NEW, "temperature": temperature, "repeats": 3, "device": args.device,
-                "dtype": "float32" if args.tiny else "bfloat16", "threads": args.threads}
+        work = {
+            "base": str(base),
+            "prompts": [ids for ids in prompts for _ in range(group)],
+            "new": generate.NEW,
+            "temperature": temperature,
+            "repeats": 3,
+            "device": args.device,
+            "dtype": "float32" if args.tiny else "bfloat16",
+            "threads": args.threads,
+        }
         figures = {}
         for side in sides:
             python = args.peer_python if side == "transformers" else sys.executable
@@ -223,8 +288,10 @@ def sampling(args: argparse.Namespace) -> Figures:
             figures[f"sampling_{name}_{side}_tokens_per_s"] = rate
             print(f"sampling {name} {side}: {rate:.0f} tokens/s", flush=True)
         if len(sides) == 2:
-            figures[f"sampling_{name}_ratio"] = (figures[f"sampling_{name}_minidpo_tokens_per_s"]
-                                                 / figures[f"sampling_{name}_transformers_tokens_per_s"])
+            figures[f"sampling_{name}_ratio"] = (
+                figures[f"sampling_{name}_minidpo_tokens_per_s"]
+                / figures[f"sampling_{name}_transformers_tokens_per_s"]
+            )
         yield figures
 
 
@@ -236,23 +303,47 @@ def circle(args: argparse.Namespace) -> Figures:
         raise RuntimeError("not at tiny size: `make demo-nano` is the small circle")
     find_chromium()  # raises where none is
     out, began = args.work / "circle", time.perf_counter()
-    subprocess.run([sys.executable, "train.py", "loop", "--config", "configs/demo.toml",
-                    "--machine.device", args.device, "--out", str(out)], cwd=ROOT, check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "train.py",
+            "loop",
+            "--config",
+            "configs/demo.toml",
+            "--machine.device",
+            args.device,
+            "--out",
+            str(out),
+        ],
+        cwd=ROOT,
+        check=True,
+    )
     yield {"circle_s": time.perf_counter() - began}
 
 
-PARTS = {part.__name__: part for part in (tests, scores, kernels, seven, steps, sampling, processor, circle)}
+PARTS = {
+    part.__name__: part
+    for part in (tests, scores, kernels, seven, steps, sampling, processor, circle)
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}"
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
-    parser.add_argument("--work", type=Path, help="folder for checkpoints and logs (default: temporary)")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of each side in `steps`")
+    parser.add_argument(
+        "--work", type=Path, help="folder for checkpoints and logs (default: temporary)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=8, help="optimizer steps of each side in `steps`"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small models, to try the script itself")
+    parser.add_argument(
+        "--tiny", action="store_true", help="small models, to try the script itself"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="result file")
     args = parser.parse_args()
     names = args.parts.split(",")
@@ -262,10 +353,14 @@ def main() -> None:
         parser.error("PyTorch sees no GPU here; --device cpu --tiny tries the script")
     args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))
     if args.missing:
-        print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
+        print(
+            f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them"
+        )
     there = [name for name in PEERS if name not in args.missing]
     versions = {"torch": torch.__version__, **peer_versions(args.peer_python, there)}
-    run_parts(PARTS, args, versions, torch.cuda.get_device_name() if args.device == "cuda" else None)
+    run_parts(
+        PARTS, args, versions, torch.cuda.get_device_name() if args.device == "cuda" else None
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ def step(way: str, prompt: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--case", nargs=2, metavar=("WAY", "PROMPT"), help="used by the script itself")
+    parser.add_argument(
+        "--case", nargs=2, metavar=("WAY", "PROMPT"), help="used by the script itself"
+    )
     args = parser.parse_args()
     if args.case:
         print(step(args.case[0], int(args.case[1])))
@@ -58,8 +60,12 @@ def main() -> None:
     figures = {}
     for prompt in PROMPTS:
         for way in ("ours", "full"):
-            done = subprocess.run([sys.executable, __file__, "--case", way, str(prompt)], check=True,
-                                  capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "--case", way, str(prompt)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
             figures[f"{way}_{prompt}_mib"] = round(float(done.stdout), 1)
             print(f"prompt {prompt:>5}, {way}: {figures[f'{way}_{prompt}_mib']:>8} MiB", flush=True)
     short, long = PROMPTS[0], PROMPTS[-1]
@@ -68,6 +74,7 @@ def main() -> None:
         figures[f"{way}_kib_per_prompt_token"] = round(1024 * grown / (long - short), 1)
     figures["memory_ratio_4096"] = round(figures["ours_4096_mib"] / figures["full_4096_mib"], 4)
     import torch
+
     record(RESULTS / "head_memory.json", figures, {"torch": torch.__version__})
 
 

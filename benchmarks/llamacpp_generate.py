@@ -18,15 +18,27 @@ params.n_parallel = len(work["prompts"])
 params.n_ctx = params.n_parallel * 256  # a prompt of 192 tokens and 48 new ones
 params.n_batch = params.n_ubatch = 2048
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = work["threads"]
-params.n_gpu_layers, params.warmup, params.cont_batching, params.cache_prompt = 0, False, True, False
+params.n_gpu_layers, params.warmup, params.cont_batching, params.cache_prompt = (
+    0,
+    False,
+    True,
+    False,
+)
 params.verbosity = -1
 server = xllamacpp.Server(params)
 
 
 def answer(ids: list[int]) -> int:
     """How many tokens it wrote."""
-    said = server.handle_completions({"prompt": ids, "max_tokens": work["new"], "temperature": 0.0,
-                                      "ignore_eos": True, "cache_prompt": False})
+    said = server.handle_completions(
+        {
+            "prompt": ids,
+            "max_tokens": work["new"],
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+    )
     return said["usage"]["completion_tokens"]
 
 
@@ -37,5 +49,9 @@ with ThreadPoolExecutor(params.n_parallel) as pool:
         written = list(pool.map(answer, work["prompts"]))
         seconds.append(time.perf_counter() - began)
         assert set(written) == {work["new"]}, f"llama.cpp wrote {written} tokens"
-print("\n" + json.dumps({"seconds": seconds[1:], "answers": [],
-                         "versions": {"xllamacpp": version("xllamacpp")}}))
+print(
+    "\n"
+    + json.dumps(
+        {"seconds": seconds[1:], "answers": [], "versions": {"xllamacpp": version("xllamacpp")}}
+    )
+)

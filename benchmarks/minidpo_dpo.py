@@ -42,8 +42,9 @@ def preferences(path: Path):
     return data
 
 
-def train_timed(args: argparse.Namespace, folder: str, model, optimizer, *, n: int, batches,
-                objective) -> dict:
+def train_timed(
+    args: argparse.Namespace, folder: str, model, optimizer, *, n: int, batches, objective
+) -> dict:
     """Train as `train.py` does, on `batches(numbers)` of n examples, in their order. Returns seconds and loss
     of each step."""
     from minidpo.config import Optimizer
@@ -64,11 +65,19 @@ def train_timed(args: argparse.Namespace, folder: str, model, optimizer, *, n: i
         return batches([i % n for i in range(step * args.batch, (step + 1) * args.batch)])
 
     run = Clock(folder, {})
-    train(run, model, [optimizer], batches=step_batches, score=lambda batch: batch_scores(model, batch.trees),
-          objective=objective,
-          settings=StepSettings(Optimizer(args.steps, warmup=0, save_every=args.steps), 0, "minidpo"))
-    return {"step_s": [end - start for start, end in zip(ticks, ticks[1:])],
-            "losses": [record["loss"] for record in records(run.folder)]}
+    train(
+        run,
+        model,
+        [optimizer],
+        batches=step_batches,
+        score=lambda batch: batch_scores(model, batch.trees),
+        objective=objective,
+        settings=StepSettings(Optimizer(args.steps, warmup=0, save_every=args.steps), 0, "minidpo"),
+    )
+    return {
+        "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
+        "losses": [record["loss"] for record in records(run.folder)],
+    }
 
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
@@ -85,8 +94,11 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     machine = Machine(micro_tokens=args.micro_tokens)
     data = preferences(args.work / "pairs.json")
     began = time.perf_counter()
-    model = (load_quantised(base, dtype, device, args.cache) if args.four_bit else
-             checkpoint.load(base, dtype, device))
+    model = (
+        load_quantised(base, dtype, device, args.cache)
+        if args.four_bit
+        else checkpoint.load(base, dtype, device)
+    )
     load_s, before = time.perf_counter() - began, held_mib(args.device)
     recompute.switch(model, on=args.four_bit)
     lora.load(model, args.work / "adapter")
@@ -106,8 +118,15 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
     adamw = AdamW8bit if args.four_bit else torch.optim.AdamW
     optimizer = adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0)
-    timed = train_timed(args, folder, model, optimizer, n=len(data.pairs), batches=batches,
-                        objective=lambda batch, scores: pair_loss(settings, batch, scores))
+    timed = train_timed(
+        args,
+        folder,
+        model,
+        optimizer,
+        n=len(data.pairs),
+        batches=batches,
+        objective=lambda batch, scores: pair_loss(settings, batch, scores),
+    )
     return timed | {
         "load_s": load_s,
         "precompute_s": precompute_s,
@@ -122,8 +141,12 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
 if __name__ == "__main__":
     parser = dpo_options(__doc__.split("\n")[0])
-    parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
-    parser.add_argument("--cache", type=Path, help="with --four-bit: folder of the quantised weights")
+    parser.add_argument(
+        "--micro-tokens", type=int, help="tokens a forward pass; the default of train.py"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="with --four-bit: folder of the quantised weights"
+    )
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS=str(args.threads), TQDM_DISABLE="1")
     import torch

@@ -35,13 +35,22 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     def batches(picked: list[int]):
         for batch in sft_batches(data, picked, device, Machine().pass_tokens()):
             yield batch  # comes back when it has been run backward
-            with_gradients.update(name.split(".")[-1] for name, weight in model.named_parameters()
-                                  if weight.grad is not None)
+            with_gradients.update(
+                name.split(".")[-1]
+                for name, weight in model.named_parameters()
+                if weight.grad is not None
+            )
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=args.lr, weight_decay=0.0)
-    timed = train_timed(args, folder, model, optimizer, n=len(rows), batches=batches, objective=sft_objective)
-    return timed | {"before_mib": before, "peak_mib": peak_mib(args.device),
-                    "gradients": sorted(with_gradients), "versions": {"torch": torch.__version__}}
+    timed = train_timed(
+        args, folder, model, optimizer, n=len(rows), batches=batches, objective=sft_objective
+    )
+    return timed | {
+        "before_mib": before,
+        "peak_mib": peak_mib(args.device),
+        "gradients": sorted(with_gradients),
+        "versions": {"torch": torch.__version__},
+    }
 
 
 if __name__ == "__main__":

@@ -72,32 +72,92 @@ DEMONSTRATIONS = "5 demonstrations a task"
 SUITE_NAMES = (("webgum-56", "webgum56"), ("all", "all125"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
-SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
-            "multi-orderings": "multi-layouts",
-            "enter-time": "enter-date", "click-shape": "count-shape", "identify-shape": "count-shape",
-            "text-editor": "highlight-text",
-            "simple-algebra": "simple-arithmetic", "phone-book": "social-media"}
+SIBLINGS = {
+    "drag-circle": "drag-shapes",
+    "drag-single-shape": "drag-shapes",
+    "multi-orderings": "multi-layouts",
+    "enter-time": "enter-date",
+    "click-shape": "count-shape",
+    "identify-shape": "count-shape",
+    "text-editor": "highlight-text",
+    "simple-algebra": "simple-arithmetic",
+    "phone-book": "social-media",
+}
 
 ANY_REWARD, OWN_LIST = "solved from any reward above 0; 10 steps", "a list of their own"
 # (who, weights, trained on, list, success in per cent, what differs from our rows, source)
 PUBLISHED = (
-    ("WebN-T5-XL", "3 B", "12,000 demonstrations by people", "webgum-56", 48.4, "", "WebGUM, table 1"),
+    (
+        "WebN-T5-XL",
+        "3 B",
+        "12,000 demonstrations by people",
+        "webgum-56",
+        48.4,
+        "",
+        "WebGUM, table 1",
+    ),
     ("LLaMA2", "7 B", "SFT", "webgum-56", 42.8, "", "AutoWebGLM, table 4"),
     ("WebGUM Base, HTML", "0.25 B", "2,800 demonstrations", "webgum-56", 55.7, "", "WebGUM"),
-    ("WebGUM XL, HTML and picture", "3 B", "347,000 demonstrations", "webgum-56", 80.3, "", "WebGUM"),
+    (
+        "WebGUM XL, HTML and picture",
+        "3 B",
+        "347,000 demonstrations",
+        "webgum-56",
+        80.3,
+        "",
+        "WebGUM",
+    ),
     ("AutoWebGLM", "6 B", "SFT, DPO, RFT", "webgum-56", 89.3, "", "AutoWebGLM, table 4"),
-    ("CC-Net, imitation", "", "2.4 million demonstrations", "webgum-56", 32.0, "pixels", "WebGUM, table 1"),
-    ("CC-Net", "", "2.4 million demonstrations, billions of frames", "webgum-56", 93.5, "pixels",
-     "WebGUM, table 1"),
+    (
+        "CC-Net, imitation",
+        "",
+        "2.4 million demonstrations",
+        "webgum-56",
+        32.0,
+        "pixels",
+        "WebGUM, table 1",
+    ),
+    (
+        "CC-Net",
+        "",
+        "2.4 million demonstrations, billions of frames",
+        "webgum-56",
+        93.5,
+        "pixels",
+        "WebGUM, table 1",
+    ),
     ("GPT-4", "", "zero-shot", "webgum-56", 32.1, "", "AutoWebGLM, table 4"),
     ("random clicks", "", "", "all", 10.7, "solved from 1; 10 steps", "a public re-scoring, 2026"),
     ("GPT-4o-mini", "", "prompted", "all", 56.6, ANY_REWARD, "BrowserGym"),
     ("GPT-4o", "", "prompted", "all", 63.8, ANY_REWARD, "BrowserGym"),
     ("GPT-5", "", "prompted", "all", 71.5, ANY_REWARD, "BrowserGym"),
-    ("Llama-3.1, SFT", "8 B", "episodes of a 70 B teacher", "30 tasks", 55.2, OWN_LIST, "2507.04103"),
-    ("Llama-3.1, GRPO", "8 B", "episodes of a 70 B teacher, then verdicts", "30 tasks", 67.2, OWN_LIST,
-     "2507.04103"),
-    ("Qwen2.5, RL", "7 B", "a 72 B teacher, then verdicts", "30 tasks", 65.0, OWN_LIST, "2507.04103"),
+    (
+        "Llama-3.1, SFT",
+        "8 B",
+        "episodes of a 70 B teacher",
+        "30 tasks",
+        55.2,
+        OWN_LIST,
+        "2507.04103",
+    ),
+    (
+        "Llama-3.1, GRPO",
+        "8 B",
+        "episodes of a 70 B teacher, then verdicts",
+        "30 tasks",
+        67.2,
+        OWN_LIST,
+        "2507.04103",
+    ),
+    (
+        "Qwen2.5, RL",
+        "7 B",
+        "a 72 B teacher, then verdicts",
+        "30 tasks",
+        65.0,
+        OWN_LIST,
+        "2507.04103",
+    ),
 )
 
 
@@ -133,22 +193,38 @@ def split(tasks: Sequence[str], number: int, parts: int = 4) -> tuple[list[str],
     for group in sorted(groups, key=lambda group: -len(group)):
         min(shares, key=len).extend(group)
     held_out = set(shares[number - 1])
-    return [task for task in tasks if task not in held_out], [task for task in tasks if task in held_out]
+    return [task for task in tasks if task not in held_out], [
+        task for task in tasks if task in held_out
+    ]
 
 
 def config_of(part: str, seed: int, work: Path, more: Sequence[str]) -> LoopCommand:
     """What a part trains: the configuration, with more options over it."""
-    flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
+    flags = [
+        "--config",
+        str(CONFIG),
+        "--seed",
+        str(seed),
+        "--out",
+        str(work / f"{part}-{seed}"),
+        *more,
+    ]
     return command_line.parse(LoopCommand, flags, "miniwob.py", "")
 
 
 def recipe(config: LoopCommand) -> list:
     """SFT's steps, rounds, and what a round trains, in words: a run by another recipe is another run."""
-    options = {"dpo": config.dpo, "ppo": config.ppo, **dict.fromkeys(POLICY_GRADIENTS, config.grpo)}.get(
-        config.learn, config.imitation)
+    options = {
+        "dpo": config.dpo,
+        "ppo": config.ppo,
+        **dict.fromkeys(POLICY_GRADIENTS, config.grpo),
+    }.get(config.learn, config.imitation)
     length = f"{options.steps} steps" if options.epochs is None else f"{options.epochs:g} pass(es)"
-    return [config.sft.steps, config.rounds,
-            f"{length} of {config.learn.upper()} at {options.lr:g}" + ", averaged" * config.average]
+    return [
+        config.sft.steps,
+        config.rounds,
+        f"{length} of {config.learn.upper()} at {options.lr:g}" + ", averaged" * config.average,
+    ]
 
 
 class Part:
@@ -157,12 +233,16 @@ class Part:
     def __init__(self, name: str, seed: int, work: Path, more: Sequence[str] = ()):
         config = config_of(name, seed, work, more)
         if config.adapter:
-            raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--agent plays one)")
+            raise SystemExit(
+                "the part begins with SFT: leave --adapter out of --flags (--agent plays one)"
+            )
         self.counts = {task: count for suite, count in INSTANCES.items() for task in SUITES[suite]}
         if name != "whole":
             train, unseen = split(resolve(config.tasks), int(name.rpartition("-")[2]))
-            config, self.counts = replace(config, tasks=",".join(train)), dict.fromkeys(unseen,
-                                                                                        INSTANCES["all"])
+            config, self.counts = (
+                replace(config, tasks=",".join(train)),
+                dict.fromkeys(unseen, INSTANCES["all"]),
+            )
         # the loop's own evaluation is as small as can be: what counts is played here
         self.name, self.seed, self.config = name, seed, replace(config, episodes=1, sampled=1)
         self.flags = " ".join(more)
@@ -170,8 +250,11 @@ class Part:
 
     def lines(self) -> list[dict]:
         """Its lines, by whatever recipe, the newest first."""
-        return [line for line in reversed(recorded())
-                if (line["part"], line["seed"]) == (self.name, self.seed)]
+        return [
+            line
+            for line in reversed(recorded())
+            if (line["part"], line["seed"]) == (self.name, self.seed)
+        ]
 
     def recorded(self) -> dict | None:
         """Its newest line, if it has run."""
@@ -180,19 +263,38 @@ class Part:
     def done(self) -> bool:
         """Whether it has run to its end by this recipe."""
         line = self.recorded()
-        return (line is not None and ROUNDS in line["agents"] and SFT not in line["made"]
-                and line["recipe"] == recipe(self.config) and line.get("flags", self.flags) == self.flags)
+        return (
+            line is not None
+            and ROUNDS in line["agents"]
+            and SFT not in line["made"]
+            and line["recipe"] == recipe(self.config)
+            and line.get("flags", self.flags) == self.flags
+        )
 
-    def episodes(self, line: dict, agent: str, adapter: Path, file: str, counts: dict[str, int],
-                 temperature: float = 0.0) -> list[Episode]:
-        """This agent's episodes on as many held-out instances of each task, played where `file` lacks them.
-        """
+    def episodes(
+        self,
+        line: dict,
+        agent: str,
+        adapter: Path,
+        file: str,
+        counts: dict[str, int],
+        temperature: float = 0.0,
+    ) -> list[Episode]:
+        """This agent's episodes on as many held-out instances of each task, played where `file` lacks them."""
         out, config = self.config.out / "held-out" / f"{file}.jsonl", self.config
-        policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=self.seed,
-                                            machine=config.machine, sampling=Sampling(temperature)))
+        policy = make_policy(
+            CollectCommand(
+                model=config.model,
+                adapter=adapter,
+                seed=self.seed,
+                machine=config.machine,
+                sampling=Sampling(temperature),
+            )
+        )
         jobs = make_jobs(counts, "test", first=line.get("first", 0), group=1)
-        self.seconds.time(f"held-out {file}", play_to_file, policy, jobs, out, config.machine.page_count(),
-                          agent)
+        self.seconds.time(
+            f"held-out {file}", play_to_file, policy, jobs, out, config.machine.page_count(), agent
+        )
         keys = {job.key for job in jobs}  # an older line's instances may stand there, too
         return [episode for episode in read(out) if episode.key in keys]
 
@@ -200,23 +302,38 @@ class Part:
         """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
         the checksum of its weights, the causes of its failures, and the seconds that they took."""
         episodes = self.episodes(line, agent, adapter, file, self.counts)
-        return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
-                       "weights": line.get("weights", {}) | {agent: file_sha256(adapter / lora.WEIGHTS)},
-                       "causes": line.get("causes", {}) | {agent: causes(episodes)},
-                       "seconds": line["seconds"] | {
-                           f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]}}
+        return line | {
+            "agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
+            "weights": line.get("weights", {}) | {agent: file_sha256(adapter / lora.WEIGHTS)},
+            "causes": line.get("causes", {}) | {agent: causes(episodes)},
+            "seconds": line["seconds"]
+            | {f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]},
+        }
 
     def new_line(self) -> dict:
         """Its line, before anybody has played."""
-        return {"part": self.name, "seed": self.seed, "first": FIRST, "agents": {}, "made": {}, "causes": {},
-                "seconds": {}, "trained_on": resolve(self.config.tasks), "cores": processes.cores(),
-                "recipe": recipe(self.config), "flags": self.flags, **circumstances(*VERSIONS)}
+        return {
+            "part": self.name,
+            "seed": self.seed,
+            "first": FIRST,
+            "agents": {},
+            "made": {},
+            "causes": {},
+            "seconds": {},
+            "trained_on": resolve(self.config.tasks),
+            "cores": processes.cores(),
+            "recipe": recipe(self.config),
+            "flags": self.flags,
+            **circumstances(*VERSIONS),
+        }
 
     def run(self) -> Iterator[dict]:
         """Train and play. Its line, with SFT alone as soon as that has played, then with ROUNDS, too."""
         if lost := [agent for line in self.lines() for agent in line["made"]]:
-            raise SystemExit(f"{LINES}: the line of {self.name}, seed {self.seed}, holds {', '.join(lost)}, "
-                             "which this run does not train: copy that line elsewhere and delete it")
+            raise SystemExit(
+                f"{LINES}: the line of {self.name}, seed {self.seed}, holds {', '.join(lost)}, "
+                "which this run does not train: copy that line elsewhere and delete it"
+            )
         stages = Loop(self.config)
         processes.on_rank_0(stages.run.begin)  # from here on the folder refuses other settings
         sft, _ = stages.first_policy()
@@ -224,10 +341,15 @@ class Part:
         yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | line["seconds"]}
         result = loop(self.config)
         line = self.play(line, ROUNDS, self.config.out / "adapter", ROUNDS)
-        shown = sum(len(read(path)) for path in sorted(self.config.out.glob("round-*/golden.jsonl")))
-        yield line | {"validation": result["validation"], "kept_round": result["kept_round"],
-                      **({"golden": shown} if shown else {}),
-                      "seconds": result["seconds"] | line["seconds"]}
+        shown = sum(
+            len(read(path)) for path in sorted(self.config.out.glob("round-*/golden.jsonl"))
+        )
+        yield line | {
+            "validation": result["validation"],
+            "kept_round": result["kept_round"],
+            **({"golden": shown} if shown else {}),
+            "seconds": result["seconds"] | line["seconds"],
+        }
 
     def judge(self, agent: str, adapter: Path, made: dict) -> dict:
         """Its line with an agent that was trained elsewhere and plays here. made: the agents that it began
@@ -235,16 +357,26 @@ class Part:
 
         Another agent of that name goes, with those that began with it. SFT begins a new line.
         """
-        line = self.new_line() if agent == SFT else without(self.recorded() or self.new_line(), agent)
+        line = (
+            self.new_line() if agent == SFT else without(self.recorded() or self.new_line(), agent)
+        )
         if unknown := [f"`{other}`" for other in made["after"] if other not in line["agents"]]:
-            raise SystemExit(f"{LINES}: {', '.join(unknown)} has not played in {self.name}, seed "
-                             f"{self.seed}: --after takes some of: {', '.join(line['agents']) or 'none yet'}")
-        if gone := [other for other in agents_of(self.lines()) if other not in (agent, *line["agents"])]:
-            print(f"{LINES}: {'once another agent has played, ' * (agent == SFT)}its line will be without "
-                  f"{', '.join(gone)}, made of what is replaced")
+            raise SystemExit(
+                f"{LINES}: {', '.join(unknown)} has not played in {self.name}, seed "
+                f"{self.seed}: --after takes some of: {', '.join(line['agents']) or 'none yet'}"
+            )
+        if gone := [
+            other for other in agents_of(self.lines()) if other not in (agent, *line["agents"])
+        ]:
+            print(
+                f"{LINES}: {'once another agent has played, ' * (agent == SFT)}its line will be without "
+                f"{', '.join(gone)}, made of what is replaced"
+            )
         if agent == SFT:  # the part's own recipe says nothing of agents that were trained elsewhere
             line = {key: value for key, value in line.items() if key not in ("recipe", "flags")}
-        line = self.play(line, agent, adapter, f"{agent}-{file_sha256(adapter / lora.WEIGHTS)[:12]}")
+        line = self.play(
+            line, agent, adapter, f"{agent}-{file_sha256(adapter / lora.WEIGHTS)[:12]}"
+        )
         made = made | {"adapter": os.path.relpath(adapter, ROOT), **circumstances(*VERSIONS)}
         return line | {"made": line["made"] | {agent: made}}
 
@@ -253,14 +385,23 @@ class Part:
         the one that has played greedily, by the checksum of its weights."""
         line, sha256 = self.recorded() or {}, file_sha256(adapter / lora.WEIGHTS)
         if sha256 != line.get("weights", {}).get(agent):
-            raise SystemExit(f"{LINES}: {adapter} is not known to be the agent `{agent}` of {self.name}, "
-                             f"seed {self.seed}, that has played greedily: leave --sampled out to play it so")
+            raise SystemExit(
+                f"{LINES}: {adapter} is not known to be the agent `{agent}` of {self.name}, "
+                f"seed {self.seed}, that has played greedily: leave --sampled out to play it so"
+            )
         file = f"{agent}-{sha256[:12]}-sampled"
         counts = {task: min(count, most) for task, most in self.counts.items()}
         episodes = self.episodes(line, agent, adapter, file, counts, 1.0)
-        return line | {"sampled": line.get("sampled", {}) | {agent: {
-            "solved": verdicts(episodes, counts), **circumstances(*VERSIONS),
-            "seconds": self.seconds.seconds[f"held-out {file}"]}}}
+        return line | {
+            "sampled": line.get("sampled", {})
+            | {
+                agent: {
+                    "solved": verdicts(episodes, counts),
+                    **circumstances(*VERSIONS),
+                    "seconds": self.seconds.seconds[f"held-out {file}"],
+                }
+            }
+        }
 
 
 def without(line: dict, agent: str) -> dict:
@@ -270,8 +411,10 @@ def without(line: dict, agent: str) -> dict:
         gone |= more
     names = gone | {f"held-out {each}" for each in gone}
     by_agent = {"agents", "made", "weights", "causes", "seconds", "sampled"} & line.keys()
-    return line | {key: {name: each for name, each in line[key].items() if name not in names}
-                   for key in by_agent}
+    return line | {
+        key: {name: each for name, each in line[key].items() if name not in names}
+        for key in by_agent
+    }
 
 
 def about(line: dict, agent: str) -> dict:
@@ -282,8 +425,11 @@ def about(line: dict, agent: str) -> dict:
     if agent in line["made"]:
         return line["made"][agent]
     golden = f", {line['golden']:,} golden episodes" if line.get("golden") else ""
-    return {"after": [SFT], "how": f"{line['recipe'][1]} round(s) of {line['recipe'][2]}",
-            "learned": f"verdicts{golden}"}
+    return {
+        "after": [SFT],
+        "how": f"{line['recipe'][1]} round(s) of {line['recipe'][2]}",
+        "learned": f"verdicts{golden}",
+    }
 
 
 def compared_with(line: dict, agent: str) -> list[str]:
@@ -295,8 +441,10 @@ def recorded() -> list[dict]:
     """The lines of all parts that have run."""
     lines = [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
     if any("made" not in line for line in lines):
-        raise SystemExit(f"{LINES}: a line without `made` is of an older form: take this repository's file, "
-                         "or delete that line")
+        raise SystemExit(
+            f"{LINES}: a line without `made` is of an older form: take this repository's file, "
+            "or delete that line"
+        )
     return lines
 
 
@@ -307,8 +455,9 @@ def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, f
     return {"success": 100 * solved / n, "low": 100 * low, "high": 100 * high, "n": n}
 
 
-def difference(before: dict[str, str], after: dict[str, str], tasks: Sequence[str], count: int
-               ) -> dict[str, float]:
+def difference(
+    before: dict[str, str], after: dict[str, str], tasks: Sequence[str], count: int
+) -> dict[str, float]:
     """Instances won and lost from one agent's verdicts to another's, and McNemar's exact p."""
     verdicts = ("".join(agent[task][:count] for task in tasks) for agent in (before, after))
     pairs = list(zip(*verdicts, strict=True))
@@ -325,31 +474,55 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     last = [line for line in finished(whole) if newest(line) == newest(finished(whole)[0])]
     figures: dict[str, float] = {"seeds": len(last)}
     for suite, name in SUITE_NAMES:
-        rows = {agent: [line["agents"][agent] for line in whole if agent in line["agents"]]
-                for agent in agents_of(whole)}
-        rows |= {"trained": [line["agents"][newest(line)] for line in last],
-                 "sft_alone": [line["agents"][SFT] for line in alone[-1:]]}
+        rows = {
+            agent: [line["agents"][agent] for line in whole if agent in line["agents"]]
+            for agent in agents_of(whole)
+        }
+        rows |= {
+            "trained": [line["agents"][newest(line)] for line in last],
+            "sft_alone": [line["agents"][SFT] for line in alone[-1:]],
+        }
         for row, played in rows.items():
             if rates := [rate(agent, SUITES[suite], INSTANCES[suite]) for agent in played]:
-                figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
-                            for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
+                figures |= {
+                    f"{name}_{row}{end}": fmean(r[key] for r in rates)
+                    for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))
+                }
         for agent in agents_of(whole):
             if rates := [row for line in whole if (row := at_1(line, agent, SUITES[suite]))]:
-                figures |= {f"{name}_sampled_{agent}{end}": fmean(row[key] for row in rates) for end, key in (
-                    ("", "success"), ("_low", "low"), ("_high", "high"), ("_n", "n"), ("_greedy", "greedy"))}
-        couples: dict[str, list[tuple[dict, dict]]] = {}  # verdicts of the earlier agent and of the later
+                figures |= {
+                    f"{name}_sampled_{agent}{end}": fmean(row[key] for row in rates)
+                    for end, key in (
+                        ("", "success"),
+                        ("_low", "low"),
+                        ("_high", "high"),
+                        ("_n", "n"),
+                        ("_greedy", "greedy"),
+                    )
+                }
+        couples: dict[
+            str, list[tuple[dict, dict]]
+        ] = {}  # verdicts of the earlier agent and of the later
         for line in finished(whole):
-            pairs = {f"{agent}_to_{before}_": (before, agent)
-                     for agent in line["agents"] for before in compared_with(line, agent)}
-            for of, (before, after) in (pairs | ({"": (SFT, newest(line))} if line in last else {})).items():
+            pairs = {
+                f"{agent}_to_{before}_": (before, agent)
+                for agent in line["agents"]
+                for before in compared_with(line, agent)
+            }
+            for of, (before, after) in (
+                pairs | ({"": (SFT, newest(line))} if line in last else {})
+            ).items():
                 couples.setdefault(of, []).append((line["agents"][before], line["agents"][after]))
         suite_of = "webgum56_" if suite == "webgum-56" else ""
         for of, agents in couples.items():
             found = over_families(task_gains(agents, SUITES[suite], INSTANCES[suite]))
-            figures |= {f"{suite_of}{of}{key}": found[key]
-                        for key in ("gain_points", "gain_low", "gain_high")}
+            figures |= {
+                f"{suite_of}{of}{key}": found[key]
+                for key in ("gain_points", "gain_low", "gain_high")
+            }
             figures[f"{suite_of}{of}p_value"] = max(
-                difference(*couple, SUITES[suite], INSTANCES[suite])["p"] for couple in agents)
+                difference(*couple, SUITES[suite], INSTANCES[suite])["p"] for couple in agents
+            )
     if unseen := of_unseen(lines):
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
@@ -372,14 +545,19 @@ def at_1(line: dict, agent: str, tasks: Sequence[str]) -> dict[str, float] | Non
         return None
     solved = line["sampled"][agent]["solved"]
     count = min(len(solved[task]) for task in tasks)
-    return rate(solved, tasks, count) | {"greedy": rate(line["agents"][agent], tasks, count)["success"]}
+    return rate(solved, tasks, count) | {
+        "greedy": rate(line["agents"][agent], tasks, count)["success"]
+    }
 
 
 def told(lines: Sequence[dict]) -> list[dict]:
     """Those that stand for their part and seed: SFT alone only where none else has played yet."""
     played = {(line["part"], line["seed"]) for line in finished(lines)}
-    return [line for line in lines
-            if len(line["agents"]) > 1 or (line["part"], line["seed"]) not in played]
+    return [
+        line
+        for line in lines
+        if len(line["agents"]) > 1 or (line["part"], line["seed"]) not in played
+    ]
 
 
 def finished(lines: Sequence[dict]) -> list[dict]:
@@ -392,12 +570,21 @@ def of_unseen(lines: Sequence[dict]) -> list[dict]:
     return [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]
 
 
-def task_gains(couples: Sequence[tuple[dict, dict]], tasks: Sequence[str], count: int) -> dict[str, float]:
+def task_gains(
+    couples: Sequence[tuple[dict, dict]], tasks: Sequence[str], count: int
+) -> dict[str, float]:
     """Each task's gain in points from one agent's verdicts to another's, on its first `count` instances; the
     mean over couples. A task counts in those that played it."""
-    return {task: fmean(100 * (after[task][:count].count("1") - before[task][:count].count("1"))
-                        / len(before[task][:count]) for before, after in couples if task in before)
-            for task in tasks}
+    return {
+        task: fmean(
+            100
+            * (after[task][:count].count("1") - before[task][:count].count("1"))
+            / len(before[task][:count])
+            for before, after in couples
+            if task in before
+        )
+        for task in tasks
+    }
 
 
 def over_families(gains: dict[str, float]) -> dict[str, float]:
@@ -416,10 +603,20 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
     it."""
     couples = [(line["agents"][SFT], line["agents"][ROUNDS]) for line in lines]
     tasks = list(dict.fromkeys(task for before, _ in couples for task in before))
-    sft = [fmean(100 * before[task].count("1") / len(before[task]) for before, _ in couples if task in before)
-           for task in tasks]
-    return {"sft": fmean(sft), **over_families(task_gains(couples, tasks, INSTANCES["all"])),
-            "tasks": len(tasks), "parts": len(lines)}
+    sft = [
+        fmean(
+            100 * before[task].count("1") / len(before[task])
+            for before, _ in couples
+            if task in before
+        )
+        for task in tasks
+    ]
+    return {
+        "sft": fmean(sft),
+        **over_families(task_gains(couples, tasks, INSTANCES["all"])),
+        "tasks": len(tasks),
+        "parts": len(lines),
+    }
 
 
 def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
@@ -427,19 +624,23 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD, *of_new_pages(agents_of(whole))]
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
-        text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
-                    "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
-                    "(`docs/miniwob-failures.md`), so the rates of these runs flatter. All\nothers play "
-                    "other instances. On these, too, two choices were made with results in view, to average "
-                    "and\nwhich tasks the last round explores, so the gains from `averaged` on may "
-                    "flatter.\n")
+        text.append(
+            f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
+            "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
+            "(`docs/miniwob-failures.md`), so the rates of these runs flatter. All\nothers play "
+            "other instances. On these, too, two choices were made with results in view, to average "
+            "and\nwhich tasks the last round explores, so the gains from `averaged` on may "
+            "flatter.\n"
+        )
     if whole:
         text += [our_agents(whole, figures), ladder(whole, figures)]
     if any("_sampled_" in name for name in figures):
         text.append(sampled_section(whole, figures))
     if unseen := of_unseen(lines):
         text.append(unseen_section(unseen, figures))
-    if stopped := [line for line in whole if SFT in line.get("causes", ())]:  # older lines have none
+    if stopped := [
+        line for line in whole if SFT in line.get("causes", ())
+    ]:  # older lines have none
         text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -472,40 +673,65 @@ def of_new_pages(agents: Sequence[str]) -> list[str]:
     if not counted:
         return []
     n, pages, known, new = (found[f"webgum56_{key}"] for key in ("n", "pages", "known_n", "new_n"))
-    on_56, on_all = (f"{found[f'{suite}_new_{SFT}']:.1f} % and `{counted[-1]}` "
-                     f"{found[f'{suite}_new_{counted[-1]}']:.1f} % (p = {found[f'{suite}_new_p_value']:.0e})"
-                     for suite in ("webgum56", "all125"))
-    return [f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of "
-            f"`webgum-56` {pages:,} are\ndifferent, as text. {known} show a page that is in the "
-            f"{found['training_episodes']:,} training episodes that were at hand (some of\nthe first round "
-            f"are lost). On the {new:,} others `{SFT}` solves {on_56};\non the "
-            f"{found['all125_new_n']:,} such instances of all 125 tasks `{SFT}` solves {on_all}.\n"]
+    on_56, on_all = (
+        f"{found[f'{suite}_new_{SFT}']:.1f} % and `{counted[-1]}` "
+        f"{found[f'{suite}_new_{counted[-1]}']:.1f} % (p = {found[f'{suite}_new_p_value']:.0e})"
+        for suite in ("webgum56", "all125")
+    )
+    return [
+        f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of "
+        f"`webgum-56` {pages:,} are\ndifferent, as text. {known} show a page that is in the "
+        f"{found['training_episodes']:,} training episodes that were at hand (some of\nthe first round "
+        f"are lost). On the {new:,} others `{SFT}` solves {on_56};\non the "
+        f"{found['all125_new_n']:,} such instances of all 125 tasks `{SFT}` solves {on_all}.\n"
+    ]
 
 
 def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """Who our agents are, and what each adds to those that it began with and to SFT."""
     lines = {agent: line for line in whole for agent in line["agents"]}
-    rows = ["## Our agents", "", "| agent | began with | and then | learned from |", "|---|---|---|---|"]
+    rows = [
+        "## Our agents",
+        "",
+        "| agent | began with | and then | learned from |",
+        "|---|---|---|---|",
+    ]
     for agent, line in lines.items():
         after = ", ".join(f"`{other}`" for other in about(line, agent)["after"]) or "the base"
-        rows.append(f"| `{agent}` | {after} | {about(line, agent)['how']} | {learned_from(line, agent)} |")
+        rows.append(
+            f"| `{agent}` | {after} | {about(line, agent)['how']} | {learned_from(line, agent)} |"
+        )
     if by_hand := [f"`{agent}`" for agent, line in lines.items() if agent in line["made"]]:
         rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
     if "gain_points" not in figures:
         return "\n".join([*rows, "", "No rounds have been played to their end yet.", ""])
     of_56, of_all = (len(families(SUITES[suite])) for suite, _ in SUITE_NAMES)
-    rows += ["", "Gains in points on the same held-out instances. p is McNemar's exact test, which takes "
-             "instances for independent.", "Those of one task are not: guess-number shows one page for every "
-             "seed, and all its instances change at once. So the", "95 % interval is over families of tasks "
-             f"({of_all} of all, {of_56} of `webgum-56`): where 0 lies in it, other tasks of this kind",
-             "may well show no gain. The two columns have 560 instances in common"
-             + ", and all agents are of one training" * (figures["seeds"] == 1) + ".", "",
-             "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
+    rows += [
+        "",
+        "Gains in points on the same held-out instances. p is McNemar's exact test, which takes "
+        "instances for independent.",
+        "Those of one task are not: guess-number shows one page for every "
+        "seed, and all its instances change at once. So the",
+        "95 % interval is over families of tasks "
+        f"({of_all} of all, {of_56} of `webgum-56`): where 0 lies in it, other tasks of this kind",
+        "may well show no gain. The two columns have 560 instances in common"
+        + ", and all agents are of one training" * (figures["seeds"] == 1)
+        + ".",
+        "",
+        "| agent | adds to | all 125 tasks | `webgum-56` |",
+        "|---|---|---|---|",
+    ]
     for agent, line in lines.items():
         for before in compared_with(line, agent):
-            gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
-                *(figures[f"{of}{key}"] for key in ("gain_points", "gain_low", "gain_high", "p_value")))
-                for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_")]
+            gains = [
+                "{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
+                    *(
+                        figures[f"{of}{key}"]
+                        for key in ("gain_points", "gain_low", "gain_high", "p_value")
+                    )
+                )
+                for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_")
+            ]
             rows.append(f"| `{agent}` | `{before}` | {' | '.join(gains)} |")
     return "\n".join(rows) + "\n"
 
@@ -521,22 +747,39 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in SUITE_NAMES:
         ours = [(agent, learned_from(line, agent), "") for agent, line in lines.items()]
-        for agent, how, differs in (*ours, ("sft_alone", DEMONSTRATIONS,
-                                            "; newer, its rounds have not been played")):
+        for agent, how, differs in (
+            *ours,
+            ("sft_alone", DEMONSTRATIONS, "; newer, its rounds have not been played"),
+        ):
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
-            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
-                         f"{success:.1f} ({low:.1f} - {high:.1f})",
-                         f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
-                         f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
+            rows.append(
+                (
+                    f"**minidpo, {agent.replace('_', ' ')}**",
+                    "0.135 B",
+                    how,
+                    suite,
+                    f"{success:.1f} ({low:.1f} - {high:.1f})",
+                    f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
+                    f"{seeds} seed{'s' * (seeds > 1)}{differs}",
+                )
+            )
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
-    return "\n".join(["## The ladder", "",
-                      "| who | weights | learned from | tasks | success, % | how it differs, source |",
-                      "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
-                      "Other people's rows count other instances, some by other rules, as their last column "
-                      "says; no interval is known\nof them.", ""])
+    return "\n".join(
+        [
+            "## The ladder",
+            "",
+            "| who | weights | learned from | tasks | success, % | how it differs, source |",
+            "|---|---|---|---|---|---|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            "Other people's rows count other instances, some by other rules, as their last column "
+            "says; no interval is known\nof them.",
+            "",
+        ]
+    )
 
 
 def sampled_section(whole: Sequence[dict], figures: dict[str, float]) -> str:
@@ -545,35 +788,54 @@ def sampled_section(whole: Sequence[dict], figures: dict[str, float]) -> str:
     for suite, name in SUITE_NAMES:
         for agent in agents_of(whole):
             if (of := f"{name}_sampled_{agent}") in figures:
-                success, low, high, n, greedy = (figures[of + end]
-                                                 for end in ("", "_low", "_high", "_n", "_greedy"))
-                rows.append(f"| {agent} | {suite} | {success:.1f} ({low:.1f} - {high:.1f}) | {greedy:.1f} | "
-                            f"{n:,.0f} |")
-    return "\n".join(["## At temperature 1", "",
-                      "The first held-out instances of each task, sampled, and the same ones greedily.", "",
-                      "| agent | tasks | success at temperature 1, % | greedily, % | instances |",
-                      "|---|---|---|---|---|", *rows]) + "\n"
+                success, low, high, n, greedy = (
+                    figures[of + end] for end in ("", "_low", "_high", "_n", "_greedy")
+                )
+                rows.append(
+                    f"| {agent} | {suite} | {success:.1f} ({low:.1f} - {high:.1f}) | {greedy:.1f} | "
+                    f"{n:,.0f} |"
+                )
+    return (
+        "\n".join(
+            [
+                "## At temperature 1",
+                "",
+                "The first held-out instances of each task, sampled, and the same ones greedily.",
+                "",
+                "| agent | tasks | success at temperature 1, % | greedily, % | instances |",
+                "|---|---|---|---|---|",
+                *rows,
+            ]
+        )
+        + "\n"
+    )
 
 
 def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """What training on some tasks does to others."""
     gain, low, high = (figures[f"unseen_gain_{end}"] for end in ("points", "low", "high"))
     said = "which may be chance" if low <= 0 <= high else "more than chance explains"
-    rows = ["| run, seed | SFT, and then | learned from | tasks | SFT, % | gain, points |",
-            "|---|---|---|---|---|---|"]
+    rows = [
+        "| run, seed | SFT, and then | learned from | tasks | SFT, % | gain, points |",
+        "|---|---|---|---|---|---|",
+    ]
     for line in lines:
         found = unseen_gain([line])
-        rows.append(f"| {line['part']}, {line['seed']} | {line['recipe'][0]} steps, then "
-                    f"{about(line, ROUNDS)['how']} | {learned_from(line, ROUNDS)} | {found['tasks']} | "
-                    f"{found['sft']:.1f} | {found['gain_points']:+.1f} ({found['gain_low']:+.1f} to "
-                    f"{found['gain_high']:+.1f}) |")
-    return ("## Tasks never trained on\n\n"
-            "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
-            f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} run{'s' * (len(lines) > 1)}. SFT solves "
-            f"{figures['unseen_sft']:.1f} %; training on other tasks after it changes this by\n{gain:+.1f} "
-            f"points ({low:+.1f} to {high:+.1f}, 95 % interval over "
-            f"{figures['unseen_families']:.0f} families of tasks), {said}. The interval does not cover how\n"
-            "much trainings differ, nor do all runs have one recipe:\n\n" + "\n".join(rows) + "\n")
+        rows.append(
+            f"| {line['part']}, {line['seed']} | {line['recipe'][0]} steps, then "
+            f"{about(line, ROUNDS)['how']} | {learned_from(line, ROUNDS)} | {found['tasks']} | "
+            f"{found['sft']:.1f} | {found['gain_points']:+.1f} ({found['gain_low']:+.1f} to "
+            f"{found['gain_high']:+.1f}) |"
+        )
+    return (
+        "## Tasks never trained on\n\n"
+        "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
+        f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} run{'s' * (len(lines) > 1)}. SFT solves "
+        f"{figures['unseen_sft']:.1f} %; training on other tasks after it changes this by\n{gain:+.1f} "
+        f"points ({low:+.1f} to {high:+.1f}, 95 % interval over "
+        f"{figures['unseen_families']:.0f} families of tasks), {said}. The interval does not cover how\n"
+        "much trainings differ, nor do all runs have one recipe:\n\n" + "\n".join(rows) + "\n"
+    )
 
 
 def alike(lines: Sequence[dict]) -> list[dict]:
@@ -586,40 +848,65 @@ def what_stops_it(whole: Sequence[dict]) -> str:
     """How many held-out episodes failed for which cause, by agent."""
     whole = alike(whole)  # or the columns would count the episodes of other runs
     agents = list(whole[0]["agents"])
-    counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter()) for agent in agents]
-    rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
-            for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
+    counts = [
+        sum((Counter(line["causes"].get(agent)) for line in whole), Counter()) for agent in agents
+    ]
+    rows = [
+        f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
+        for name, meaning in CAUSES.items()
+        if any(count[name] for count in counts)
+    ]
     played = sum(len(text) for line in whole for text in line["agents"][SFT].values())
-    return "\n".join(["## What stops the agent", "",
-                      f"Failed episodes of {played:,} ({INSTANCES['webgum-56']} of each task of `webgum-56`, "
-                      f"{INSTANCES['all']} of each other), by rule (`minidpo/acting/causes.py`): the last "
-                      "thing "
-                      "it did that the task's expert would not have done.", "",
-                      f"| cause | {' | '.join(agents)} | meaning |",
-                      f"|---|{'---|' * len(agents)}---|", *rows]) + "\n"
+    return (
+        "\n".join(
+            [
+                "## What stops the agent",
+                "",
+                f"Failed episodes of {played:,} ({INSTANCES['webgum-56']} of each task of `webgum-56`, "
+                f"{INSTANCES['all']} of each other), by rule (`minidpo/acting/causes.py`): the last "
+                "thing "
+                "it did that the task's expert would not have done.",
+                "",
+                f"| cause | {' | '.join(agents)} | meaning |",
+                f"|---|{'---|' * len(agents)}---|",
+                *rows,
+            ]
+        )
+        + "\n"
+    )
 
 
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of each agent over all seeds."""
     whole = alike(whole)
     agents = list(whole[0]["agents"])
-    rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
-            "learned: whether the agents were trained on this task.", "",
-            f"| task | learned | {' | '.join(agents)} |",
-            f"|---|---|{'---|' * len(agents)}"]
+    rows = [
+        "## Every task",
+        "",
+        "Success in per cent of the instances played (10; 25 on `webgum-56`); "
+        "learned: whether the agents were trained on this task.",
+        "",
+        f"| task | learned | {' | '.join(agents)} |",
+        f"|---|---|{'---|' * len(agents)}",
+    ]
     for task in SUITES["all"]:
         cells = ["".join(line["agents"][agent][task] for line in whole) for agent in agents]
         rates = [f"{100 * text.count('1') / len(text):.0f}" for text in cells]
-        rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
+        rows.append(
+            f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |"
+        )
     return "\n".join(rows) + "\n"
 
 
 def cost(lines: Sequence[dict]) -> str:
     """Core-hours and the curve over rounds of each run."""
-    rows = ["## Curve and cost", "",
-            "| part | seed | recipe | success on validation: SFT, then each round | kept | "
-            "core-hours counted |",
-            "|---|---|---|---|---|---|"]
+    rows = [
+        "## Curve and cost",
+        "",
+        "| part | seed | recipe | success on validation: SFT, then each round | kept | "
+        "core-hours counted |",
+        "|---|---|---|---|---|---|",
+    ]
     for line in lines:
         curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
@@ -627,7 +914,8 @@ def cost(lines: Sequence[dict]) -> str:
         sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: SFT was trained elsewhere
         stages = {SFT: f"SFT {sft} steps", ROUNDS: f"{rounds} x {learned}"} | {
             agent: f"`{made['adapter']}` ({line['weights'][agent][:8]}), training not counted"
-            for agent, made in line["made"].items()}
+            for agent, made in line["made"].items()
+        }
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
@@ -636,18 +924,27 @@ def cost(lines: Sequence[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "ship", "table"))
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
-    parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
-    parser.add_argument("--agent", metavar="NAME=FOLDER", help="adapter that plays in place of training one")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs"
+    )
+    parser.add_argument(
+        "--flags", default="", help="options of train.py loop, over the configuration's"
+    )
+    parser.add_argument(
+        "--agent", metavar="NAME=FOLDER", help="adapter that plays in place of training one"
+    )
     parser.add_argument("--after", metavar="NAMES", help="agents on record that it began with")
     parser.add_argument("--how", help="how it was made from there, in words")
     parser.add_argument("--learned", help="what it learned from beside demonstrations, in words")
-    parser.add_argument("--sampled", type=int, help="play at temperature 1, so many instances a task")
+    parser.add_argument(
+        "--sampled", type=int, help="play at temperature 1, so many instances a task"
+    )
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
@@ -660,8 +957,13 @@ def main() -> None:
             print(f"{part_name}, seed {args.seed}: done before")
             continue
         print(f"==== {part_name}, seed {args.seed}", flush=True)
-        for line in ([part.sample(name, adapter, args.sampled)] if args.sampled else
-                     [part.judge(name, adapter, made)] if name else part.run()):
+        for line in (
+            [part.sample(name, adapter, args.sampled)]
+            if args.sampled
+            else [part.judge(name, adapter, made)]
+            if name
+            else part.run()
+        ):
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
         processes.on_rank_0(ship, adapter, ROOT / MINIWOB)
@@ -669,30 +971,48 @@ def main() -> None:
     processes.on_rank_0(write_table)
 
 
-def asked_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[str, Path, dict]:
+def asked_agent(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> tuple[str, Path, dict]:
     """The name, the folder and the description of --agent, an empty name without it. Ends with one line where
     the other options do not go with it."""
-    made = {"after": args.after.split(",") if args.after else [], "how": args.how, "learned": args.learned}
+    made = {
+        "after": args.after.split(",") if args.after else [],
+        "how": args.how,
+        "learned": args.learned,
+    }
     if not args.agent:
         if args.what == "ship" or args.sampled is not None or any(made.values()):
-            parser.error("ship, --sampled, --after, --how and --learned are about an adapter: name it with "
-                         "--agent NAME=FOLDER")
+            parser.error(
+                "ship, --sampled, --after, --how and --learned are about an adapter: name it with "
+                "--agent NAME=FOLDER"
+            )
         return "", Path(), made
     name, _, folder = args.agent.partition("=")
     if not folder or not re.fullmatch("[a-z][a-z0-9-]*", name):
         parser.error(f"--agent takes NAME=FOLDER, the name in small letters, got {args.agent}")
-    if args.what == "table" or args.what == "run" and args.parts.count(","):
-        parser.error("--agent goes with ship and with run, there with one of --parts: it learned these tasks")
+    if args.what == "table" or (args.what == "run" and args.parts.count(",")):
+        parser.error(
+            "--agent goes with ship and with run, there with one of --parts: it learned these tasks"
+        )
     if args.what == "ship" or args.sampled is not None:
-        if any(made.values()) or args.sampled is not None and (args.sampled < 1 or args.what == "ship"):
-            parser.error("--after, --how and --learned go with an agent that plays greedily; --sampled N, "
-                         "from 1 on, with run")
+        if any(made.values()) or (
+            args.sampled is not None and (args.sampled < 1 or args.what == "ship")
+        ):
+            parser.error(
+                "--after, --how and --learned go with an agent that plays greedily; --sampled N, "
+                "from 1 on, with run"
+            )
     elif name in ("trained", ROUNDS):
-        parser.error(f"`{ROUNDS}` is what the part makes itself, `trained` what the figures call the agent "
-                     "that stands last: give this one another name")
+        parser.error(
+            f"`{ROUNDS}` is what the part makes itself, `trained` what the figures call the agent "
+            "that stands last: give this one another name"
+        )
     elif any(made.values()) if name == SFT else not all(made.values()):
-        parser.error("--after, --how and --learned say what an agent is: give all three, and none of them to "
-                     f"`{SFT}`, which begins a line")
+        parser.error(
+            "--after, --how and --learned say what an agent is: give all three, and none of them to "
+            f"`{SFT}`, which begins a line"
+        )
     return name, Path(folder).resolve(), made
 
 
@@ -701,8 +1021,12 @@ def ship(adapter: Path, folder: Path) -> None:
     weights and the hub's are not the same to the bit."""
     with open_weights(adapter / lora.WEIGHTS) as file:
         tensors = {name: file.get_tensor(name).bfloat16() for name in file.keys()}
-    lora.write(folder, tensors, {lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"},
-               read_json(adapter / lora.CONFIG) | {"base_model_name_or_path": SMOLLM2_HUB})
+    lora.write(
+        folder,
+        tensors,
+        {lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"},
+        read_json(adapter / lora.CONFIG) | {"base_model_name_or_path": SMOLLM2_HUB},
+    )
 
 
 def add_line(line: dict) -> None:
@@ -710,8 +1034,12 @@ def add_line(line: dict) -> None:
     there in which others have played, too."""
     with open(__file__) as lock:  # other parts may end at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
-        others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])
-                  or len(old["agents"]) > 1 and len(line["agents"]) == 1]
+        others = [
+            old
+            for old in recorded()
+            if (old["part"], old["seed"]) != (line["part"], line["seed"])
+            or (len(old["agents"]) > 1 and len(line["agents"]) == 1)
+        ]
         write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
 
 
@@ -719,8 +1047,12 @@ def write_table() -> None:
     """Write the figures and the page of all parts that have run."""
     if lines := recorded():
         figures = figures_of(lines)
-        record(RESULTS / "miniwob.json", figures, lines[-1]["versions"],
-               ran_on=sorted({line["machine"] for line in lines}))
+        record(
+            RESULTS / "miniwob.json",
+            figures,
+            lines[-1]["versions"],
+            ran_on=sorted({line["machine"] for line in lines}),
+        )
         write_text(DOCUMENT, document(lines, figures))
         print(f"{RESULTS / 'miniwob.json'}, {DOCUMENT}: {len(lines)} parts")
 

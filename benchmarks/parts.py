@@ -18,8 +18,12 @@ Figures = Iterator[dict[str, float]]  # a part's, as they are measured
 Part = Callable[[argparse.Namespace], Figures]
 
 
-def run_parts(parts: Mapping[str, Part], args: argparse.Namespace, versions: dict[str, str],
-              device: str | None = None) -> None:
+def run_parts(
+    parts: Mapping[str, Part],
+    args: argparse.Namespace,
+    versions: dict[str, str],
+    device: str | None = None,
+) -> None:
     """Run the parts that `args.parts` names and print a table; figures of other parts stay. Exits with 1 if
     one failed. args.work None: a temporary folder, which is deleted."""
     names = args.parts.split(",")
@@ -31,14 +35,21 @@ def run_parts(parts: Mapping[str, Part], args: argparse.Namespace, versions: dic
     for name in names:
         print(f"== {name}", flush=True)
         began = time.perf_counter()
-        own = states.get(name, {}).get("figures", [key for key in figures if key.startswith(f"{name}_")])
+        own = states.get(name, {}).get(
+            "figures", [key for key in figures if key.startswith(f"{name}_")]
+        )
         figures = {key: value for key, value in figures.items() if key not in own}
         states[name] = {"figures": []}
         for found, state in results(parts[name], args):
             figures |= found
-            states[name] = {"state": state, "seconds": round(time.perf_counter() - began),
-                            "date": date.today().isoformat(), "versions": versions,
-                            "command": command(), "figures": [*states[name]["figures"], *found]}
+            states[name] = {
+                "state": state,
+                "seconds": round(time.perf_counter() - began),
+                "date": date.today().isoformat(),
+                "versions": versions,
+                "command": command(),
+                "figures": [*states[name]["figures"], *found],
+            }
             record(args.out, figures, versions, device, parts=states)
     if temporary:
         shutil.rmtree(args.work, ignore_errors=True)
@@ -57,7 +68,10 @@ def results(part: Part, args: argparse.Namespace) -> Iterator[tuple[dict[str, fl
         yield {}, f"failed: {Path(error.cmd[1]).name} ended with {error.returncode}"
     except Exception as error:  # one part's failure must not cost the others
         traceback.print_exc()
-        yield {}, f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        yield (
+            {},
+            f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        )
 
 
 def table(figures: dict[str, float], states: dict[str, dict]) -> str:

@@ -39,16 +39,24 @@ def case_load(folder: Path, cache: Path) -> dict:
 
     before, began = memory_mib("VmRSS"), time.perf_counter()
     model = load_quantised(folder, torch.bfloat16, cache=cache)
-    return {"seconds": time.perf_counter() - began, "held_gib": (memory_mib("VmRSS") - before) / 1024,
-            "bytes": sum(tensor.nbytes for tensor in model.state_dict().values())}
+    return {
+        "seconds": time.perf_counter() - began,
+        "held_gib": (memory_mib("VmRSS") - before) / 1024,
+        "bytes": sum(tensor.nbytes for tensor in model.state_dict().values()),
+    }
 
 
 def child(command: list[str], log: Path) -> tuple[float, float, str]:
     """Run it. Peak memory in GiB, as the kernel counted it, seconds, and what it printed."""
     began = time.perf_counter()
     with open(log, "w") as out:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                                   env={**os.environ, "TQDM_DISABLE": "1"})
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TQDM_DISABLE": "1"},
+        )
         _, status, usage = os.wait4(process.pid, 0)
     text = log.read_text()
     if status:
@@ -70,45 +78,101 @@ def on_cpu(folder: Path, work: Path) -> dict[str, float]:
         with Writer(work / file) as writer:
             for index, number in enumerate(numbers):
                 outcome = "solved" if number == 2 else "failed"
-                writer.add(Episode("click-button", 1, index, "Click on Submit.",
-                                   (Turn(PAGE, said[number], None),), outcome, float(number == 2), "script"))
-    figures = {"checkpoint_gib": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB}
+                writer.add(
+                    Episode(
+                        "click-button",
+                        1,
+                        index,
+                        "Click on Submit.",
+                        (Turn(PAGE, said[number], None),),
+                        outcome,
+                        float(number == 2),
+                        "script",
+                    )
+                )
+    figures = {
+        "checkpoint_gib": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB
+    }
     case = [sys.executable, __file__, "--case", str(folder), str(cache)]
     for name in ("quantise", "cached_load"):
         peak, _, text = child(case, work / f"{name}.log")
         seen = json.loads(text.splitlines()[-1])
-        figures |= {f"{name}_s": seen["seconds"], f"{name}_peak_gib": peak,
-                    "weights_gib": seen["bytes"] / GIB, f"{name}_held_gib": seen["held_gib"]}
+        figures |= {
+            f"{name}_s": seen["seconds"],
+            f"{name}_peak_gib": peak,
+            "weights_gib": seen["bytes"] / GIB,
+            f"{name}_held_gib": seen["held_gib"],
+        }
         print(f"{name}: {seen['seconds']:.1f} s, peak {peak:.2f} GiB", flush=True)
-    machine = ["--model", str(folder), "--machine.device", "cpu", "--machine.dtype", "bfloat16",
-               "--machine.quantize", "nf4", "--machine.cache", str(cache), "--machine.recompute",
-               "--machine.memory-gib", "8", "--machine.micro-tokens", "256", "--machine.tree-tokens", "256"]
+    machine = [
+        "--model",
+        str(folder),
+        "--machine.device",
+        "cpu",
+        "--machine.dtype",
+        "bfloat16",
+        "--machine.quantize",
+        "nf4",
+        "--machine.cache",
+        str(cache),
+        "--machine.recompute",
+        "--machine.memory-gib",
+        "8",
+        "--machine.micro-tokens",
+        "256",
+        "--machine.tree-tokens",
+        "256",
+    ]
     adapter = ["--adapter", str(work / "sft" / "adapter")]
     for stage, data, more in (("sft", "demos.jsonl", []), ("dpo", "rollouts.jsonl", adapter)):
         out, more = work / stage, ["--data", str(work / data), *more]
-        options = [f"--{stage}.steps", "1", f"--{stage}.batch", "1", f"--{stage}.warmup", "0",
-                   f"--{stage}.optimizer", "adamw8bit", "--out", str(out)]
+        options = [
+            f"--{stage}.steps",
+            "1",
+            f"--{stage}.batch",
+            "1",
+            f"--{stage}.warmup",
+            "0",
+            f"--{stage}.optimizer",
+            "adamw8bit",
+            "--out",
+            str(out),
+        ]
         command = [sys.executable, "train.py", stage, *machine, *more, *options]
         peak, seconds, _ = child(command, work / f"{stage}.log")
         step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-        figures |= {f"{stage}_peak_gib": peak, f"{stage}_s": seconds, f"{stage}_loss": step["loss"],
-                    f"{stage}_tokens_per_s": step["tokens_per_s"]}
+        figures |= {
+            f"{stage}_peak_gib": peak,
+            f"{stage}_s": seconds,
+            f"{stage}_loss": step["loss"],
+            f"{stage}_tokens_per_s": step["tokens_per_s"],
+        }
         print(f"{stage}: {seconds:.0f} s, peak {peak:.2f} GiB, loss {step['loss']:.4f}", flush=True)
-    figures["host_peak_gib"] = max(value for name, value in figures.items() if name.endswith("_peak_gib"))
+    figures["host_peak_gib"] = max(
+        value for name, value in figures.items() if name.endswith("_peak_gib")
+    )
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--make", action="store_true", help="write the checkpoint if it is not there")
+    parser.add_argument(
+        "--make", action="store_true", help="write the checkpoint if it is not there"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "qwen2-7b-random")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "qwen2-7b-bench", help="emptied first")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "qwen2-7b-bench", help="emptied first"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--peer-python", default=sys.executable,
-                        help="on a GPU: a Python with trl, peft, transformers, bitsandbytes")
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        help="on a GPU: a Python with trl, peft, transformers, bitsandbytes",
+    )
     parser.add_argument("--parts", default="dpo,apart,rollouts", help="on a GPU: which of these")
-    parser.add_argument("--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"),
-                        help="used by the script itself")
+    parser.add_argument(
+        "--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"), help="used by the script itself"
+    )
     args = parser.parse_args()
     if args.case:
         print(json.dumps(case_load(*args.case)))
@@ -122,14 +186,26 @@ def main() -> None:
     if not (args.folder / "config.json").is_file():
         if not args.make:
             parser.error(f"{args.folder} holds no checkpoint: --make writes it")
-        subprocess.run([sys.executable, "-c", "import sys; sys.path[:0] = sys.argv[1:3]\n"
-                        "from pathlib import Path; from checkpoints import SHAPES, make\n"
-                        "make(Path(sys.argv[3]), SHAPES['qwen2-7b'])",
-                        str(ROOT), str(ROOT / "benchmarks"), str(args.folder)], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; sys.path[:0] = sys.argv[1:3]\n"
+                "from pathlib import Path; from checkpoints import SHAPES, make\n"
+                "make(Path(sys.argv[3]), SHAPES['qwen2-7b'])",
+                str(ROOT),
+                str(ROOT / "benchmarks"),
+                str(args.folder),
+            ],
+            check=True,
+        )
     if args.device == "cuda":
-        gpu.record_parts(parts, *gpu.on_gpu(args.folder, args.work, parts, "cuda", args.peer_python))
+        gpu.record_parts(
+            parts, *gpu.on_gpu(args.folder, args.work, parts, "cuda", args.peer_python)
+        )
         return
     import torch
+
     figures = on_cpu(args.folder, args.work)
     record(RESULTS / "qwen2_7b.json", figures, {"torch": torch.__version__})
 

@@ -55,7 +55,9 @@ NEEDED = ("torch", "trl", "peft", "transformers", "datasets", "bitsandbytes")
 def lacking(python: str, packages: Sequence[str]) -> list[str]:
     """Those of the packages that this Python has not."""
     code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
-    done = subprocess.run([python, "-c", code, *packages], text=True, check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [python, "-c", code, *packages], text=True, check=True, stdout=subprocess.PIPE
+    )
     return done.stdout.split()
 
 
@@ -66,8 +68,10 @@ def trouble(peer: str, parts: list[str]) -> str | None:
     if set(parts) - set(PARTS):
         return f"--parts takes some of {', '.join(PARTS)}, got {','.join(parts)}"
     if "dpo" in parts and (missing := lacking(peer, NEEDED)):
-        return (f"{peer} lacks {' '.join(missing)}: give --peer-python one with all of requirements-dev.txt, "
-                "or leave dpo out of --parts")
+        return (
+            f"{peer} lacks {' '.join(missing)}: give --peer-python one with all of requirements-dev.txt, "
+            "or leave dpo out of --parts"
+        )
     return None
 
 
@@ -82,7 +86,9 @@ def make_work(base: Path, work: Path, prompt: int, answer: int) -> None:
 def planned_gib(base: Path, prompt: int, answer: int) -> float:
     """The plan for a step on one such pair."""
     machine = Machine(device="cuda", quantize="nf4", recompute=True)
-    setup = Setup(read_config(base)[0], LoRAConfig(), machine, "adamw8bit", torch.bfloat16, cuda=True)
+    setup = Setup(
+        read_config(base)[0], LoRAConfig(), machine, "adamw8bit", torch.bfloat16, cuda=True
+    )
     plan = step_plan(setup, Load(1, prompt + 2 * answer, 2 * answer))
     return (plan.peak - plan.held["CUDA context"]) / GIB
 
@@ -90,15 +96,21 @@ def planned_gib(base: Path, prompt: int, answer: int) -> float:
 def side_figures(name: str, runs: list[dict], tokens: int) -> dict[str, float]:
     """The figures of one side; the losses must begin where policy and reference are the same."""
     for run in runs:
-        assert abs(run["losses"][0] - math.log(2)) < 0.05, f"{name}: the first loss is {run['losses'][0]}"
+        assert abs(run["losses"][0] - math.log(2)) < 0.05, (
+            f"{name}: the first loss is {run['losses'][0]}"
+        )
     seconds = statistics.median(map(step_s, runs))
-    return {f"{name}_tokens_per_s": tokens / seconds, f"{name}_step_s": seconds,
-            f"{name}_peak_gib": max(run["peak_mib"] for run in runs) / 1024,
-            f"{name}_earlier_peak_gib": max(run["earlier_peak_mib"] for run in runs) / 1024,
-            f"{name}_weights_gib": runs[0]["before_mib"] / 1024,
-            f"{name}_reference_s": statistics.median(run["precompute_s"] for run in runs),
-            f"{name}_load_s": runs[-1]["load_s"],  # ours: from the cache, after the first turn
-            f"{name}_first_loss": runs[0]["losses"][0], f"{name}_last_loss": runs[0]["losses"][-1]}
+    return {
+        f"{name}_tokens_per_s": tokens / seconds,
+        f"{name}_step_s": seconds,
+        f"{name}_peak_gib": max(run["peak_mib"] for run in runs) / 1024,
+        f"{name}_earlier_peak_gib": max(run["earlier_peak_mib"] for run in runs) / 1024,
+        f"{name}_weights_gib": runs[0]["before_mib"] / 1024,
+        f"{name}_reference_s": statistics.median(run["precompute_s"] for run in runs),
+        f"{name}_load_s": runs[-1]["load_s"],  # ours: from the cache, after the first turn
+        f"{name}_first_loss": runs[0]["losses"][0],
+        f"{name}_last_loss": runs[0]["losses"][-1],
+    }
 
 
 def train(base: Path, work: Path, part: str, device: str, peer: str | None) -> tuple[dict, dict]:
@@ -129,15 +141,21 @@ def train(base: Path, work: Path, part: str, device: str, peer: str | None) -> t
             print(f"{part} trl {turn}: {step_s(trl):.3f} s a step", flush=True)
     name = "minidpo" if part == "dpo" else "minidpo_apart"
     figures = side_figures(name, ours, 2 * (prompt + answer))
-    figures |= {f"{name}_computed_tokens": ours[0]["computed_tokens_per_step"],
-                name.replace("minidpo", "planned") + "_gib": planned_gib(base, prompt, answer)}
+    figures |= {
+        f"{name}_computed_tokens": ours[0]["computed_tokens_per_step"],
+        name.replace("minidpo", "planned") + "_gib": planned_gib(base, prompt, answer),
+    }
     versions = {"minidpo_torch": ours[0]["versions"]["torch"]}
     if part == "dpo":
         figures |= {"minidpo_quantise_s": ours[0]["load_s"], "cap_gib": CAP_GIB}
     if trls:
         assert ours[0]["trainable"] == trls[0]["trainable"]
-        figures |= side_figures("trl", trls, 2 * (prompt + answer)) | {"trl_out_of_memory": out_of_memory}
-        figures["tokens_per_s_ratio"] = figures["minidpo_tokens_per_s"] / figures["trl_tokens_per_s"]
+        figures |= side_figures("trl", trls, 2 * (prompt + answer)) | {
+            "trl_out_of_memory": out_of_memory
+        }
+        figures["tokens_per_s_ratio"] = (
+            figures["minidpo_tokens_per_s"] / figures["trl_tokens_per_s"]
+        )
         versions |= trls[0]["versions"]
     return figures, versions
 
@@ -159,7 +177,9 @@ class Recorded:
 
 async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[str, float]:
     """A group of eight on recorded pages, after a short warm-up, in this process."""
-    machine = Machine(device=device, dtype="bfloat16", quantize="nf4", cache=cache, memory_gib=CAP_GIB)
+    machine = Machine(
+        device=device, dtype="bfloat16", quantize="nf4", cache=cache, memory_gib=CAP_GIB
+    )
     model, chat, _ = open_policy(str(base), adapter, machine)
     policy = ModelPolicy(model, chat, "random", Sampling(max_new_tokens=WRITTEN), pages=PAGES)
     envs, episodes = [Recorded() for _ in range(PAGES)], []
@@ -171,14 +191,23 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
     await play(envs, [Job("recorded", 1, n, TURNS) for n in range(PAGES)], policy, episodes.append)
     seconds = time.perf_counter() - began
     written = sum(episode.cost.tokens_written for episode in episodes)
-    assert [len(episode.turns) for episode in episodes] == [TURNS] * PAGES, "an episode was cut short"
-    return {"rollout_tokens_per_s": written / seconds, "rollout_s": seconds, "rollout_written": written,
-            "rollout_pages": PAGES, "rollout_peak_gib": peak_mib(device) / 1024,
-            "rollout_earlier_peak_gib": earlier_peak / 1024,
-            "rollout_longest": max(e.cost.tokens_read + e.cost.tokens_written for e in episodes)}
+    assert [len(episode.turns) for episode in episodes] == [TURNS] * PAGES, (
+        "an episode was cut short"
+    )
+    return {
+        "rollout_tokens_per_s": written / seconds,
+        "rollout_s": seconds,
+        "rollout_written": written,
+        "rollout_pages": PAGES,
+        "rollout_peak_gib": peak_mib(device) / 1024,
+        "rollout_earlier_peak_gib": earlier_peak / 1024,
+        "rollout_longest": max(e.cost.tokens_read + e.cost.tokens_written for e in episodes),
+    }
 
 
-def on_gpu(base: Path, work: Path, parts: list[str], device: str, peer: str | None) -> tuple[dict, dict]:
+def on_gpu(
+    base: Path, work: Path, parts: list[str], device: str, peer: str | None
+) -> tuple[dict, dict]:
     """The figures of these parts, each side and the rollouts in processes of their own, and the versions. In
     `dpo` the other side runs in the Python `peer`, if that is given."""
     figures, versions = {}, {}
@@ -187,8 +216,12 @@ def on_gpu(base: Path, work: Path, parts: list[str], device: str, peer: str | No
         if part == "rollouts":
             make_work(base, work / part, *PAIRS["dpo"])
             paths = [str(path) for path in (base, work / part / "adapter", base / "nf4")]
-            done = subprocess.run([sys.executable, __file__, *paths, device], stdout=subprocess.PIPE,
-                                  text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, __file__, *paths, device],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             figures |= json.loads(done.stdout.splitlines()[-1])
         else:
             more, found = train(base, work / part, part, device, peer)
@@ -196,14 +229,24 @@ def on_gpu(base: Path, work: Path, parts: list[str], device: str, peer: str | No
     return figures, versions
 
 
-def record_parts(parts: list[str], figures: dict[str, float], versions: dict[str, str],
-                 folder: Path = RESULTS) -> None:
+def record_parts(
+    parts: list[str], figures: dict[str, float], versions: dict[str, str], folder: Path = RESULTS
+) -> None:
     """Write the result, with what is recorded of the other parts."""
     out = folder / "qwen2_7b-cuda.json"
-    old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "versions": {}, "dates": {}}
+    old = (
+        json.loads(out.read_text())
+        if out.is_file()
+        else {"figures": {}, "versions": {}, "dates": {}}
+    )
     versions = {**old["versions"], **versions, "torch": torch.__version__}
-    record(out, {**old["figures"], **figures}, versions, torch.cuda.get_device_name(),
-           dates={**old["dates"], **dict.fromkeys(parts, date.today().isoformat())})
+    record(
+        out,
+        {**old["figures"], **figures},
+        versions,
+        torch.cuda.get_device_name(),
+        dates={**old["dates"], **dict.fromkeys(parts, date.today().isoformat())},
+    )
 
 
 if __name__ == "__main__":  # the rollouts, in a process of their own

@@ -78,8 +78,10 @@ def tokens_of(args: argparse.Namespace) -> str:
 
 def trainers(args: argparse.Namespace, learner: str) -> list[tuple[str, str, str]]:
     """The two sides of SFT or DPO, each with its Python and script; the peer's only if it is there."""
-    sides = [("minidpo", sys.executable, f"minidpo_{learner}.py"),
-             ("trl", args.peer_python, f"trl_{learner}.py")]
+    sides = [
+        ("minidpo", sys.executable, f"minidpo_{learner}.py"),
+        ("trl", args.peer_python, f"trl_{learner}.py"),
+    ]
     return sides[:1] if args.missing & {"trl", "peft", "transformers", "datasets"} else sides
 
 
@@ -87,9 +89,13 @@ def training_floor(args: argparse.Namespace, dtype: str) -> float:
     """Tokens a second if training were only the blocks' products, forward and back to their inputs."""
     with torch.device("meta"):
         model = Transformer(checkpoint.read_config(base_of(args))[0])
-    shapes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    shapes = [
+        m.weight.shape for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)
+    ]
     weights = {shape: torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes}
-    xs = {n: torch.randn(MICRO_TOKENS, n).to(getattr(torch, dtype)) for shape in shapes for n in shape}
+    xs = {
+        n: torch.randn(MICRO_TOKENS, n).to(getattr(torch, dtype)) for shape in shapes for n in shape
+    }
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
@@ -106,8 +112,17 @@ def sft(args: argparse.Namespace) -> Figures:
 
     folder, file = work_folder(args, "sft"), args.work / "demos.jsonl"
     if not (folder / "sft.json").is_file():
-        collect(CollectCommand(policy="expert", split="demos", tasks="demo", instances=5, group=1, out=file,
-                               machine=Machine(device="cpu")))
+        collect(
+            CollectCommand(
+                policy="expert",
+                split="demos",
+                tasks="demo",
+                instances=5,
+                group=1,
+                out=file,
+                machine=Machine(device="cpu"),
+            )
+        )
         chat, limit = open_chat(tokens_of(args))
         dialogues, _ = dialogues_of(read(file), chat, limit)
         one_of_each_task = dialogues[::5]
@@ -116,32 +131,49 @@ def sft(args: argparse.Namespace) -> Figures:
     rows = json.loads((folder / "sft.json").read_text())
     taken = [len(rows[i % len(rows)]["ids"]) for i in range(8 * args.steps)]
     tokens, best = sum(taken) / args.steps, {}
-    of_second = sum(len(rows[i % len(rows)]["ids"]) for i in range(8, 16))  # the step that a trial times
+    of_second = sum(
+        len(rows[i % len(rows)]["ids"]) for i in range(8, 16)
+    )  # the step that a trial times
     for dtype in args.dtypes:
         options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
         for side, python, script in trainers(args, "sft"):
             runs = {}  # TRL's by the rows of a pass: each is tried in two steps, the fastest is timed
             for micro in (1, 2, 4, 8) if side == "trl" else ():
-                run = dpo_step.run_side(python, script, folder, 8, options, 2, "--micro", str(micro))
+                run = dpo_step.run_side(
+                    python, script, folder, 8, options, 2, "--micro", str(micro)
+                )
                 runs[micro], name = run, f"sft_trl_{dtype}_{micro}_rows"
-                yield {f"{name}_tokens_per_s": of_second / dpo_step.step_s(run),
-                       f"{name}_training_mib": run["peak_mib"] - run["before_mib"]}
+                yield {
+                    f"{name}_tokens_per_s": of_second / dpo_step.step_s(run),
+                    f"{name}_training_mib": run["peak_mib"] - run["before_mib"],
+                }
             micro = min(runs, key=lambda rows: dpo_step.step_s(runs[rows]), default=None)
-            run = dpo_step.run_side(python, script, folder, 8, options, args.steps,
-                                    *(("--micro", str(micro)) if micro else ()))
+            run = dpo_step.run_side(
+                python,
+                script,
+                folder,
+                8,
+                options,
+                args.steps,
+                *(("--micro", str(micro)) if micro else ()),
+            )
             rate = tokens / dpo_step.step_s(run)
             best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
             print(f"sft {side} {dtype}: {rate:.0f} tokens/s, losses {run['losses']}", flush=True)
-            yield {f"sft_{side}_{dtype}_tokens_per_s": rate,
-                   f"sft_{side}_{dtype}_last_loss": run["losses"][-1],
-                   f"sft_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
+            yield {
+                f"sft_{side}_{dtype}_tokens_per_s": rate,
+                f"sft_{side}_{dtype}_last_loss": run["losses"][-1],
+                f"sft_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"],
+            }
             if side == "minidpo":
                 assert {*run["gradients"]} == {"lora_A", "lora_B"}, "the frozen base has gradients"
         yield {f"sft_{dtype}_floor_tokens_per_s": training_floor(args, dtype)}
     yield {"sft_tokens_per_s": best["minidpo"][0]}
     if "trl" in best:
-        yield {"sft_vs_trl_ratio": best["minidpo"][0] / best["trl"][0],
-               "sft_memory_ratio": best["minidpo"][1] / best["trl"][1]}
+        yield {
+            "sft_vs_trl_ratio": best["minidpo"][0] / best["trl"][0],
+            "sft_memory_ratio": best["minidpo"][1] / best["trl"][1],
+        }
 
 
 def dpo(args: argparse.Namespace) -> Figures:
@@ -149,42 +181,70 @@ def dpo(args: argparse.Namespace) -> Figures:
     for name, key in (("rollouts", "dpo"), ("groups", "groups")):
         folder, best = work_folder(args, name), {}
         if not (folder / "pairs.json").is_file():
-            pairs = (dpo_step.rollouts(folder, tokens_of(args))[:8] if name == "rollouts" else
-                     dpo_step.synthetic(256, 48, 1, good=3, bad=5))
+            pairs = (
+                dpo_step.rollouts(folder, tokens_of(args))[:8]
+                if name == "rollouts"
+                else dpo_step.synthetic(256, 48, 1, good=3, bad=5)
+            )
             (folder / "pairs.json").write_text(json.dumps(pairs))
         batch, steps = (4, 2) if name == "rollouts" else (15, 2)  # the peer takes minutes a step
         for dtype in DTYPES:
             options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
             for side, python, script in trainers(args, "dpo"):
-                more = ("--micro", "1") if side == "trl" else ()  # with which it was fastest in dpo_step.py
+                more = (
+                    ("--micro", "1") if side == "trl" else ()
+                )  # with which it was fastest in dpo_step.py
                 run = dpo_step.run_side(python, script, folder, batch, options, steps, *more)
                 rate = batch / dpo_step.step_s(run)
-                best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
-                print(f"{name} {side} {dtype}: {rate:.2f} pairs/s, losses {run['losses']}", flush=True)
-                yield {f"{key}_{side}_{dtype}_pairs_per_s": rate,
-                       f"{key}_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
+                best[side] = max(
+                    best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"])
+                )
+                print(
+                    f"{name} {side} {dtype}: {rate:.2f} pairs/s, losses {run['losses']}", flush=True
+                )
+                yield {
+                    f"{key}_{side}_{dtype}_pairs_per_s": rate,
+                    f"{key}_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"],
+                }
         if "trl" in best:
             memory = "training_memory_ratio" if key == "dpo" else f"{key}_memory_ratio"
-            yield {f"{key}_vs_trl_pairs_ratio": best["minidpo"][0] / best["trl"][0],
-                   memory: best["minidpo"][1] / best["trl"][1]}
+            yield {
+                f"{key}_vs_trl_pairs_ratio": best["minidpo"][0] / best["trl"][0],
+                memory: best["minidpo"][1] / best["trl"][1],
+            }
 
 
 def sampling(args: argparse.Namespace) -> Figures:
     """Tokens a second of all sides at one row, 16, 64 and in groups of eight."""
     base, rates = base_of(args), {}
-    sides = ("minidpo", "floor") if "transformers" in args.missing else ("minidpo", "transformers", "floor")
+    sides = (
+        ("minidpo", "floor")
+        if "transformers" in args.missing
+        else ("minidpo", "transformers", "floor")
+    )
     for case, (instances, group, temperature) in generate.CASES.items():
         name = case.removeprefix("batch")
-        prompts = [[17 + (7 * n + 3 * t) % 1000 for t in range(generate.PROMPT)] for n in range(instances)]
-        work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)],
-                "new": generate.NEW, "temperature": temperature, "repeats": 1, "device": "cpu",
-                "threads": args.threads}
+        prompts = [
+            [17 + (7 * n + 3 * t) % 1000 for t in range(generate.PROMPT)] for n in range(instances)
+        ]
+        work = {
+            "base": str(base),
+            "prompts": [ids for ids in prompts for _ in range(group)],
+            "new": generate.NEW,
+            "temperature": temperature,
+            "repeats": 1,
+            "device": "cpu",
+            "threads": args.threads,
+        }
         for dtype in DTYPES:
             for side in sides:
                 python = args.peer_python if side == "transformers" else sys.executable
                 run = generate.run_side(side, python, {**work, "dtype": dtype})
                 rates[name, side, dtype] = len(work["prompts"]) * generate.NEW / min(run["seconds"])
-                print(f"sampling {name} {side} {dtype}: {rates[name, side, dtype]:.0f} tokens/s", flush=True)
+                print(
+                    f"sampling {name} {side} {dtype}: {rates[name, side, dtype]:.0f} tokens/s",
+                    flush=True,
+                )
                 yield {f"generate_{name}_{side}_{dtype}_tokens_per_s": rates[name, side, dtype]}
 
         def best(side: str) -> float:
@@ -193,8 +253,10 @@ def sampling(args: argparse.Namespace) -> Figures:
         fastest = max(DTYPES, key=lambda dtype: rates[name, "minidpo", dtype])
         if "transformers" in sides:
             yield {f"generate_{name}_ratio": best("minidpo") / best("transformers")}
-        yield {f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
-               f"{name}_vs_fp32_ratio": best("minidpo") / rates[name, "minidpo", "float32"]}
+        yield {
+            f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
+            f"{name}_vs_fp32_ratio": best("minidpo") / rates[name, "minidpo", "float32"],
+        }
         if name == "16" and "xllamacpp" not in args.missing and args.model != "random":
             yield from llamacpp(args, work, best("minidpo"))
 
@@ -203,12 +265,29 @@ def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
     """Tokens a second of llama.cpp with the model in F16, and with its own file where that is a GGUF."""
     f16, own = args.work / "f16", checkpoint.locate(args.model)
     if not f16.is_dir():
-        subprocess.run([sys.executable, "evaluate.py", "--model", args.model, "--export", "gguf",
-                        "--adapters", f"a={args.work / 'adapter'}", "--out", str(f16)], cwd=ROOT, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "evaluate.py",
+                "--model",
+                args.model,
+                "--export",
+                "gguf",
+                "--adapters",
+                f"a={args.work / 'adapter'}",
+                "--out",
+                str(f16),
+            ],
+            cwd=ROOT,
+            check=True,
+        )
     files = {"f16": f16 / "a-merged.gguf", **({"own": own} if own.is_file() else {})}
     for name, file in files.items():
-        command = [args.peer_python, str(ROOT / "benchmarks" / "llamacpp_generate.py"),
-                   json.dumps({**work, "gguf": str(file)})]
+        command = [
+            args.peer_python,
+            str(ROOT / "benchmarks" / "llamacpp_generate.py"),
+            json.dumps({**work, "gguf": str(file)}),
+        ]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         seconds = json.loads(done.stdout.splitlines()[-1])["seconds"]
         rate = len(work["prompts"]) * work["new"] / statistics.median(seconds)
@@ -225,23 +304,73 @@ def rollouts(args: argparse.Namespace) -> Figures:
         raise RuntimeError("random weights solve nothing: give --model")
     machine = ["--model", args.model, "--machine.dtype", "bfloat16", "--machine.pages", "32"]
     if not demos.is_file():
-        subprocess.run([sys.executable, "collect.py", "--policy", "expert", "--split", "demos", "--instances",
-                        "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "collect.py",
+                "--policy",
+                "expert",
+                "--split",
+                "demos",
+                "--instances",
+                "5",
+                "--group",
+                "1",
+                "--out",
+                str(demos),
+            ],
+            cwd=ROOT,
+            check=True,
+        )
     if not (adapter / "done").is_file():
-        subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out",
-                        str(adapter), "--sft.steps", "60", "--sft.lr", "5e-4", "--sft.warmup", "3"],
-                       cwd=ROOT, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "train.py",
+                "sft",
+                *machine,
+                "--data",
+                str(demos),
+                "--out",
+                str(adapter),
+                "--sft.steps",
+                "60",
+                "--sft.lr",
+                "5e-4",
+                "--sft.warmup",
+                "3",
+            ],
+            cwd=ROOT,
+            check=True,
+        )
     rates = {}
     for dtype in DTYPES:
         out = args.work / f"rollouts-{dtype}.jsonl"
         for old in (out, out.with_suffix(".metrics.jsonl")):
             old.unlink(missing_ok=True)
-        subprocess.run([sys.executable, "collect.py", *machine, "--machine.act-dtype", dtype,
-                        "--adapter", str(adapter / "adapter"), "--instances", "2", "--out", str(out)],
-                       cwd=ROOT, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "collect.py",
+                *machine,
+                "--machine.act-dtype",
+                dtype,
+                "--adapter",
+                str(adapter / "adapter"),
+                "--instances",
+                "2",
+                "--out",
+                str(out),
+            ],
+            cwd=ROOT,
+            check=True,
+        )
         last = json.loads(out.with_suffix(".metrics.jsonl").read_text().splitlines()[-1])
         rates[dtype] = last["step"] / last["seconds"]
-        yield {f"rollouts_{dtype}_episodes_per_s": rates[dtype], f"rollouts_{dtype}_solved": last["success"]}
+        yield {
+            f"rollouts_{dtype}_episodes_per_s": rates[dtype],
+            f"rollouts_{dtype}_solved": last["success"],
+        }
     yield {"episodes_per_s": max(rates.values())}
 
 
@@ -250,13 +379,23 @@ PARTS = {part.__name__: part for part in (sft, dpo, sampling, rollouts)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}"
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
-    parser.add_argument("--work", type=Path, help="folder for what is made on the way (default: temporary)")
-    parser.add_argument("--model", default="smollm2", help="the model; random: weights in SmolLM2's shape")
-    parser.add_argument("--steps", type=int, default=4, help="optimizer steps of each side in `sft`")
+    parser.add_argument(
+        "--work", type=Path, help="folder for what is made on the way (default: temporary)"
+    )
+    parser.add_argument(
+        "--model", default="smollm2", help="the model; random: weights in SmolLM2's shape"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=4, help="optimizer steps of each side in `sft`"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--dtypes", default=",".join(DTYPES), help="of `sft`: these, or one of them")
+    parser.add_argument(
+        "--dtypes", default=",".join(DTYPES), help="of `sft`: these, or one of them"
+    )
     parser.add_argument("--out", type=Path, help="result file")
     args = parser.parse_args()
     if args.dtypes not in (*DTYPES, ",".join(DTYPES)):
@@ -267,7 +406,9 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))
     if args.missing:
-        print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
+        print(
+            f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them"
+        )
     if args.model != "random":
         try:
             checkpoint.locate(args.model)

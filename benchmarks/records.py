@@ -7,9 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from minidpo.data.episodes import Episode  # noqa: E402
-from minidpo.results.success import machine_name  # noqa: E402
-from minidpo.system.files import write_json  # noqa: E402
+from minidpo.data.episodes import Episode
+from minidpo.results.success import machine_name
+from minidpo.system.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -19,13 +19,25 @@ def command() -> str:
     return " ".join(["python", *sys.argv])
 
 
-def record(out: Path, figures: dict[str, float], versions: dict[str, str], device: str | None = None,
-           **more) -> None:
+def record(
+    out: Path,
+    figures: dict[str, float],
+    versions: dict[str, str],
+    device: str | None = None,
+    **more,
+) -> None:
     """Write the figures, to nine digits, with machine (`device`: its GPU), versions, date and command."""
-    result = {"figures": {name: value if isinstance(value, int) else float(f"{value:.9g}")
-                          for name, value in sorted(figures.items())},
-              "machine": machine_name(device),
-              "versions": versions, "date": date.today().isoformat(), **more, "command": command()}
+    result = {
+        "figures": {
+            name: value if isinstance(value, int) else float(f"{value:.9g}")
+            for name, value in sorted(figures.items())
+        },
+        "machine": machine_name(device),
+        "versions": versions,
+        "date": date.today().isoformat(),
+        **more,
+        "command": command(),
+    }
     write_json(out, result)
 
 

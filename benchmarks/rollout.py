@@ -53,7 +53,9 @@ def below(parent: int) -> float:
     return sum(ticks[pid][1] for pid in found) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: str) -> dict[str, float]:
+async def measure(
+    pages: int, instances: int, tasks: tuple[str, ...], device: str
+) -> dict[str, float]:
     model, chat, _ = open_policy(NANO, None, Machine(device=device))
     policy = ModelPolicy(model, chat, "shipped", Sampling(), pages=pages)
     episodes, busy_s = [], 0.0
@@ -66,11 +68,12 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
                 return call(*arguments, **options)
             finally:
                 busy_s += time.perf_counter() - began
+
         return run
 
     policy.sampler.ask, policy.sampler.step = timed(policy.sampler.ask), timed(policy.sampler.step)
     async with RemoteBrowser(pages) as browser:
-        warm_up = make_jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[:8 * pages]
+        warm_up = make_jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[: 8 * pages]
         errors = await play(browser.envs, warm_up, policy, episodes.append)
         episodes.clear()
         busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
@@ -78,26 +81,37 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
         errors += await play(browser.envs, wanted, policy, episodes.append)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors
-    in_model, in_browser = (sum(getattr(e.cost, name) for e in episodes) / seconds / pages
-                            for name in ("model_s", "browser_s"))
-    return {"episodes_per_s": len(episodes) / seconds,
-            "turns_per_s": sum(len(e.turns) for e in episodes) / seconds,
-            "tokens_per_s": sum(e.cost.tokens_written for e in episodes) / seconds,
-            "model_busy": busy_s / seconds, "in_model": in_model, "in_browser": in_browser,
-            "in_python": 1 - in_model - in_browser, "browser_cores": cpu / seconds}
+    in_model, in_browser = (
+        sum(getattr(e.cost, name) for e in episodes) / seconds / pages
+        for name in ("model_s", "browser_s")
+    )
+    return {
+        "episodes_per_s": len(episodes) / seconds,
+        "turns_per_s": sum(len(e.turns) for e in episodes) / seconds,
+        "tokens_per_s": sum(e.cost.tokens_written for e in episodes) / seconds,
+        "model_busy": busy_s / seconds,
+        "in_model": in_model,
+        "in_browser": in_browser,
+        "in_python": 1 - in_model - in_browser,
+        "browser_cores": cpu / seconds,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pages", default="4,8,16,32", help="numbers of pages")
-    parser.add_argument("--instances", type=int, default=8, help="of each task, eight episodes each")
+    parser.add_argument(
+        "--instances", type=int, default=8, help="of each task, eight episodes each"
+    )
     parser.add_argument("--tasks", default=",".join(SUITES["demo"]), help="tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "rollout.json")
     args = parser.parse_args()
     figures = {}
     for pages in map(int, args.pages.split(",")):
-        found = asyncio.run(measure(pages, args.instances, tuple(args.tasks.split(",")), args.device))
+        found = asyncio.run(
+            measure(pages, args.instances, tuple(args.tasks.split(",")), args.device)
+        )
         print(pages, {name: round(value, 2) for name, value in found.items()}, flush=True)
         figures |= {f"{pages}_{name}": round(value, 3) for name, value in found.items()}
     device = torch.cuda.get_device_name() if args.device == "cuda" else None

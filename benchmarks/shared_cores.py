@@ -23,11 +23,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import checkpoints  # noqa: E402
-from records import RESULTS, record  # noqa: E402
+import checkpoints
+from records import RESULTS, record
 
-from minidpo.data.batch import batch_scores, collate  # noqa: E402
-from minidpo.memory.machine import Machine, dtype_on  # noqa: E402
+from minidpo.data.batch import batch_scores, collate
+from minidpo.memory.machine import Machine, dtype_on
 
 BUSY = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
 
@@ -74,12 +74,26 @@ def main() -> None:
     if args.step:
         print(steps(args.shape, args.tokens, args.seconds))
         return
-    training = [sys.executable, __file__, "--step", "--shape", args.shape, "--tokens", str(args.tokens)]
+    training = [
+        sys.executable,
+        __file__,
+        "--step",
+        "--shape",
+        args.shape,
+        "--tokens",
+        str(args.tokens),
+    ]
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     figures: dict[str, float] = {"threads": torch.get_num_threads()}
     ways = {"awake": {}, "asleep": {"OMP_WAIT_POLICY": "passive"}}
-    companions = {"alone": None, "beside_a_loop": BUSY, "twice": [*training, "--seconds", "1000000"]}
-    for (name, command), _, (way, policy) in product(companions.items(), range(args.turns), ways.items()):
+    companions = {
+        "alone": None,
+        "beside_a_loop": BUSY,
+        "twice": [*training, "--seconds", "1000000"],
+    }
+    for (name, command), _, (way, policy) in product(
+        companions.items(), range(args.turns), ways.items()
+    ):
         measured = [*training, "--seconds", str(args.seconds)]
         with beside(command, env | policy):
             said = subprocess.check_output(measured, env=env | policy, text=True)

@@ -10,14 +10,20 @@ from pathlib import Path
 def options(description: str) -> argparse.ArgumentParser:
     """The options that both sides take."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="pairs an optimizer step, in the file's order"
+    )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
     parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base"
+    )
     return parser
 
 
@@ -25,9 +31,15 @@ def dpo_options(description: str) -> argparse.ArgumentParser:
     """Those that both sides of DPO take besides."""
     parser = options(description)
     parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
-    parser.add_argument("--four-bit", action="store_true", help="the base in NF4 with double quantisation, "
-                        "gradient checkpointing, and AdamW in 8 bits")
-    parser.add_argument("--cap-gib", type=float, help="all that PyTorch's allocator may take of the GPU")
+    parser.add_argument(
+        "--four-bit",
+        action="store_true",
+        help="the base in NF4 with double quantisation, "
+        "gradient checkpointing, and AdamW in 8 bits",
+    )
+    parser.add_argument(
+        "--cap-gib", type=float, help="all that PyTorch's allocator may take of the GPU"
+    )
     return parser
 
 

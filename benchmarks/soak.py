@@ -31,15 +31,21 @@ from benchmarks.records import RESULTS, record  # noqa: E402
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.data.episodes import read  # noqa: E402
 
-VICTIMS = {"renderer": r"--type=renderer(?!.*--top-chrome-webui)",
-           "chromium": r"^(?!.*--type=).*--remote-debugging-pipe", "driver": r"playwright/driver",
-           "pages": r"envs\.miniwob\.browser\.remote", "collector": r"collect\.py"}
+VICTIMS = {
+    "renderer": r"--type=renderer(?!.*--top-chrome-webui)",
+    "chromium": r"^(?!.*--type=).*--remote-debugging-pipe",
+    "driver": r"playwright/driver",
+    "pages": r"envs\.miniwob\.browser\.remote",
+    "collector": r"collect\.py",
+}
 PATIENCE_S = 60.0  # within which no process is left
 
 
 def below(parent: int) -> dict[int, str]:
     """The process and all below it, with their command lines."""
-    listing = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        ["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True
+    ).stdout
     rows = [line.split(None, 2) for line in listing.splitlines()]
     found, level = {}, {str(parent)}
     while level:
@@ -54,7 +60,11 @@ def pss_mib(pids: list[int]) -> float:
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or in a sandbox of its own
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+            PermissionError,
+        ):  # gone, or in a sandbox of its own
             continue
         kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return kib / 1024
@@ -87,17 +97,37 @@ def disturb(collector: int, rng: random.Random) -> str | None:
 def collect(out: Path, args: argparse.Namespace, kills: int) -> dict:
     """Collect to `out`, with so many accidents, until the file is whole."""
     tasks = resolve(args.tasks)
-    command = [sys.executable, "collect.py", "--policy", "expert", "--split", "rollouts", "--group", "1",
-               "--instances", str(-(-args.episodes // len(tasks))), "--tasks", ",".join(tasks),
-               "--machine.pages", str(args.pages), "--out", str(out)]
+    command = [
+        sys.executable,
+        "collect.py",
+        "--policy",
+        "expert",
+        "--split",
+        "rollouts",
+        "--group",
+        "1",
+        "--instances",
+        str(-(-args.episodes // len(tasks))),
+        "--tasks",
+        ",".join(tasks),
+        "--machine.pages",
+        str(args.pages),
+        "--out",
+        str(out),
+    ]
     rng, began, memory, left, done = random.Random(args.seed), time.monotonic(), [], [], []
     wanted = -(-args.episodes // len(tasks)) * len(tasks)
     accidents = sorted(rng.sample(range(wanted // 50, wanted), kills))  # after so many episodes
     starts = 0
     while count(out) < wanted:
         starts += 1
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         seen: dict[int, str] = {}
         while process.poll() is None:
             time.sleep(1)
@@ -111,8 +141,14 @@ def collect(out: Path, args: argparse.Namespace, kills: int) -> dict:
         left += survivors(seen)
         if starts > kills + 5:
             raise RuntimeError(f"{out} is not whole after {starts} starts")
-    return {"episodes": wanted, "seconds": time.monotonic() - began, "accidents": done, "left": left,
-            "starts": starts, "memory": memory}
+    return {
+        "episodes": wanted,
+        "seconds": time.monotonic() - began,
+        "accidents": done,
+        "left": left,
+        "starts": starts,
+        "memory": memory,
+    }
 
 
 def count(path: Path) -> int:
@@ -127,8 +163,9 @@ def growth_mib(memory: list[tuple[int, float]], wanted: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--tasks", default="expert", help="suites or task names")
@@ -137,24 +174,42 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of both files (default: temporary)")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json", help="result file")
     args = parser.parse_args()
-    if args.episodes < 2_000 or args.kills > args.episodes // 4:  # fewer are over before memory was measured
+    if (
+        args.episodes < 2_000 or args.kills > args.episodes // 4
+    ):  # fewer are over before memory was measured
         parser.error("--episodes is at least 2,000, and four times --kills")
     work = (args.work or Path(tempfile.mkdtemp(prefix="soak_"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
     if begun := sorted(work.glob("*.jsonl")):  # what was measured while they were played is gone
-        parser.error(f"{begun[0]} is of an earlier soak: give --work another folder, or delete the file")
+        parser.error(
+            f"{begun[0]} is of an earlier soak: give --work another folder, or delete the file"
+        )
     calm = collect(work / "calm.jsonl", args, kills=0)
     rough = collect(work / "rough.jsonl", args, kills=args.kills)
-    calm_ones, rough_ones = ({e.key: e for e in read(work / f"{name}.jsonl")} for name in ("calm", "rough"))
+    calm_ones, rough_ones = (
+        {e.key: e for e in read(work / f"{name}.jsonl")} for name in ("calm", "rough")
+    )
     assert calm_ones.keys() == rough_ones.keys()
     differ = [episode.name for key, episode in calm_ones.items() if episode != rough_ones[key]]
-    figures = {"episodes": calm["episodes"], "accidents": len(rough["accidents"]), "starts": rough["starts"],
-               "episodes_that_differ": len(differ), "processes_left": len(calm["left"] + rough["left"]),
-               "growth_mib": growth_mib(calm["memory"], calm["episodes"]),
-               "peak_mib": max(mib for _, mib in calm["memory"]), "calm_s": calm["seconds"],
-               "rough_s": rough["seconds"]}
-    record(args.out, figures, {"playwright": importlib.metadata.version("playwright")},
-           accidents=rough["accidents"], differ=differ, left=calm["left"] + rough["left"])
+    figures = {
+        "episodes": calm["episodes"],
+        "accidents": len(rough["accidents"]),
+        "starts": rough["starts"],
+        "episodes_that_differ": len(differ),
+        "processes_left": len(calm["left"] + rough["left"]),
+        "growth_mib": growth_mib(calm["memory"], calm["episodes"]),
+        "peak_mib": max(mib for _, mib in calm["memory"]),
+        "calm_s": calm["seconds"],
+        "rough_s": rough["seconds"],
+    }
+    record(
+        args.out,
+        figures,
+        {"playwright": importlib.metadata.version("playwright")},
+        accidents=rough["accidents"],
+        differ=differ,
+        left=calm["left"] + rough["left"],
+    )
     print("\n".join(f"{name:24} {value:,.0f}" for name, value in figures.items()))
     sys.exit(bool(differ or calm["left"] or rough["left"]))
 

@@ -29,7 +29,9 @@ FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 def arguments():
     parser = dpo_options(__doc__.split("\n")[0])
-    parser.add_argument("--micro", type=int, help="pairs a forward pass; all of the batch unless given")
+    parser.add_argument(
+        "--micro", type=int, help="pairs a forward pass; all of the batch unless given"
+    )
     args = parser.parse_args()
     args.micro = args.micro or args.batch
     if args.batch % args.micro:
@@ -96,7 +98,10 @@ def load_model(args):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )  # fmt: skip
-        quantised = {"quantization_config": nf4, "device_map": {"": 0 if args.device == "cuda" else "cpu"}}
+        quantised = {
+            "quantization_config": nf4,
+            "device_map": {"": 0 if args.device == "cuda" else "cpu"},
+        }
     # dtype= keeps transformers from taking the one in config.json; sdpa is its default, named to pin it.
     model = AutoModelForCausalLM.from_pretrained(
         args.work / "base", dtype=dtype, attn_implementation="sdpa", **quantised
@@ -150,15 +155,21 @@ def make_trainer(args, folder, model, pairs, clock):
     lora.inference_mode = False  # a saved adapter says True, which would freeze it
     weights = load_peft_weights(str(args.work / "adapter"), device=args.device)
     assert lora.lora_dropout == 0.0, "the adapter has dropout: losses could not be compared"
-    assert not any(w.any() for k, w in weights.items() if "lora_B" in k), "B != 0: base is not the reference"
+    assert not any(w.any() for k, w in weights.items() if "lora_B" in k), (
+        "B != 0: base is not the reference"
+    )
     trainer = make_trainer_class()(
         model=model, args=make_config(args, folder), train_dataset=Dataset.from_list(pairs),
         processing_class=make_tokenizer(), peft_config=lora, callbacks=[clock],
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
     loaded = set_peft_model_state_dict(trainer.model, weights)
-    assert not loaded.unexpected_keys, f"adapter/ holds what the model lacks: {loaded.unexpected_keys}"
-    assert not [k for k in loaded.missing_keys if "lora_" in k], "adapter/ lacks weights of the model's"
+    assert not loaded.unexpected_keys, (
+        f"adapter/ holds what the model lacks: {loaded.unexpected_keys}"
+    )
+    assert not [k for k in loaded.missing_keys if "lora_" in k], (
+        "adapter/ lacks weights of the model's"
+    )
     rows = [i % len(pairs) for i in range(args.batch * args.steps)]
     trainer.train_dataset = trainer.train_dataset.select(rows)
     return trainer
@@ -173,7 +184,9 @@ def check_batches(trainer, args, pairs):
         wanted = [(pairs[i % len(pairs)], side) for side in FIELDS[1:] for i in rows]
         masks = batch["attention_mask"].bool(), batch["completion_mask"].bool()
         for (pair, side), ids, real, counts in zip(wanted, batch["input_ids"], *masks, strict=True):
-            assert ids[real].tolist() == pair["prompt_ids"] + pair[side], f"TRL sees other ids in rows {rows}"
+            assert ids[real].tolist() == pair["prompt_ids"] + pair[side], (
+                f"TRL sees other ids in rows {rows}"
+            )
             assert ids[counts].tolist() == pair[side], f"TRL counts other tokens in rows {rows}"
 
 

@@ -25,9 +25,15 @@ def make_trainer(args, folder, model, rows, clock):
     lora = PeftConfig.from_pretrained(args.work / "adapter")
     lora.inference_mode = False
     taken = [rows[i % len(rows)] for i in range(args.batch * args.steps)]
-    data = [{"input_ids": row["ids"], "labels": [token if turn >= 0 else -100
-                                                 for token, turn in zip(row["ids"], row["turns"])]}
-            for row in taken]
+    data = [
+        {
+            "input_ids": row["ids"],
+            "labels": [
+                token if turn >= 0 else -100 for token, turn in zip(row["ids"], row["turns"])
+            ],
+        }
+        for row in taken
+    ]
     config = SFTConfig(
         folder, use_cpu=args.device == "cpu", per_device_train_batch_size=args.micro or args.batch,
         gradient_accumulation_steps=args.batch // (args.micro or args.batch), max_steps=args.steps,
@@ -38,12 +44,20 @@ def make_trainer(args, folder, model, rows, clock):
         dataloader_pin_memory=args.device == "cuda", logging_steps=1, logging_nan_inf_filter=False,
         save_strategy="no", report_to="none", disable_tqdm=True, seed=0,
     )  # fmt: skip
-    trainer = SFTTrainer(model=model, args=config, train_dataset=Dataset.from_list(data),
-                         processing_class=make_tokenizer(), peft_config=lora, callbacks=[clock])
+    trainer = SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(data),
+        processing_class=make_tokenizer(),
+        peft_config=lora,
+        callbacks=[clock],
+    )
     trainer.remove_callback(transformers.PrinterCallback)
     loaded = set_peft_model_state_dict(trainer.model, load_peft_weights(str(args.work / "adapter")))
     assert lora.lora_dropout == 0.0 and not loaded.unexpected_keys
-    assert not [k for k in loaded.missing_keys if "lora_" in k], "adapter/ lacks weights of the model's"
+    assert not [k for k in loaded.missing_keys if "lora_" in k], (
+        "adapter/ lacks weights of the model's"
+    )
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(args.batch)])
     for row, labels in zip(data, batch["labels"]):
         assert labels[labels >= 0].tolist() == [label for label in row["labels"] if label >= 0]
@@ -65,9 +79,13 @@ def bench(args, folder):
     before = held_mib(args.device)
     trainer = make_trainer(args, folder, model, rows, clock)
     trainer.train()
-    return {"step_s": [end - start for start, end in zip(clock.ticks, clock.ticks[1:])],
-            "losses": clock.losses, "before_mib": before, "peak_mib": peak_mib(args.device),
-            "versions": {m.__name__: m.__version__ for m in (trl, peft, transformers, datasets, torch)}}
+    return {
+        "step_s": [end - start for start, end in zip(clock.ticks, clock.ticks[1:])],
+        "losses": clock.losses,
+        "before_mib": before,
+        "peak_mib": peak_mib(args.device),
+        "versions": {m.__name__: m.__version__ for m in (trl, peft, transformers, datasets, torch)},
+    }
 
 
 if __name__ == "__main__":
@@ -76,8 +94,9 @@ if __name__ == "__main__":
     parser.add_argument("--micro", type=int, help="rows a forward pass, a divisor of --batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trl_sft_") as folder:
-        os.environ.update(HF_HOME=folder, HF_HUB_OFFLINE="1", TQDM_DISABLE="1",
-                          OMP_NUM_THREADS=str(args.threads))
+        os.environ.update(
+            HF_HOME=folder, HF_HUB_OFFLINE="1", TQDM_DISABLE="1", OMP_NUM_THREADS=str(args.threads)
+        )
         import torch
         import trl_dpo
 

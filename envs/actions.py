@@ -7,6 +7,7 @@ never evaluated, and `parse(render(action)) == action` for every action. The par
 get nearly right: lower case, single quotes, backticks, a full stop, a bare number for a reference. Any other
 text raises `ActionError`, whose message the agent reads in its next observation.
 """
+
 import re
 from dataclasses import dataclass
 
@@ -16,10 +17,16 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "DOUBLE_CLICK": [{"ref": str}],
     "HOVER": [{"ref": str}],
     "TYPE": [{"ref": str, "text": str}],
-    "SELECT": [{"ref": str, "option": str}],  # in a list of several choices a second SELECT undoes the first
+    "SELECT": [
+        {"ref": str, "option": str}
+    ],  # in a list of several choices a second SELECT undoes the first
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
-    "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}, {"ref": str, "x": int, "y": int}],
+    "DRAG": [
+        {"ref": str, "to": str},
+        {"ref": str, "dx": int, "dy": int},
+        {"ref": str, "x": int, "y": int},
+    ],
     "CLICK_AT": [{"x": int, "y": int}],
     "WAIT": [{}],
 }
@@ -44,7 +51,9 @@ class Action:
 
     def __init__(self, command: str, /, **args: str | int):
         if command not in FORMS:
-            raise ActionError(f"unknown command {command[:40]!r}, the commands are {', '.join(FORMS)}")
+            raise ActionError(
+                f"unknown command {command[:40]!r}, the commands are {', '.join(FORMS)}"
+            )
         form = next((form for form in FORMS[command] if form.keys() == args.keys()), None)
         if form is None:
             wanted = " or ".join(f"{command}({', '.join(form)})" for form in FORMS[command])
@@ -54,7 +63,9 @@ class Action:
                 wanted = "a whole number" if kind is int else "a string"
                 raise ActionError(f"{name} of {command} must be {wanted}")
             if kind is str and len(args[name]) > MAX_LETTERS:
-                raise ActionError(f"{name} of {command} must have at most {MAX_LETTERS:,} characters")
+                raise ActionError(
+                    f"{name} of {command} must have at most {MAX_LETTERS:,} characters"
+                )
             if kind is int and abs(args[name]) > MAX_PIXELS:
                 raise ActionError(f"{name} of {command} must lie within {MAX_PIXELS} pixels")
         object.__setattr__(self, "command", command)
@@ -77,7 +88,9 @@ def render(action: Action) -> str:
     >>> render(Action("TYPE", ref="4", text='say "hi"'))
     'TYPE(ref="4", text="say \\"hi\\"")'
     """
-    return f"{action.command}({', '.join(f'{name}={_literal(value)}' for name, value in action.args)})"
+    return (
+        f"{action.command}({', '.join(f'{name}={_literal(value)}' for name, value in action.args)})"
+    )
 
 
 def _literal(value: str | int) -> str:
@@ -87,7 +100,9 @@ def _literal(value: str | int) -> str:
 
 
 # possessive (*+): no step back into a run of spaces, which took seconds where something else came behind it
-_CALL = re.compile(r"\s*+`*+\s*+([A-Za-z_]++)\s*+\((.*)\)\s*+[.;]?+\s*+`*+\s*+[.;]?+\s*+", re.DOTALL)
+_CALL = re.compile(
+    r"\s*+`*+\s*+([A-Za-z_]++)\s*+\((.*)\)\s*+[.;]?+\s*+`*+\s*+[.;]?+\s*+", re.DOTALL
+)
 _ARGUMENT = re.compile(
     r"""\s*([A-Za-z_]+)\s*=\s*
         (?: "((?:[^"\\]|\\.)*)"  |  '((?:[^'\\]|\\.)*)'  |  ([+-]?[0-9]{1,9}) )\s*""",
@@ -116,7 +131,9 @@ def parse(text: str) -> Action:
             position += 1
         argument = _ARGUMENT.match(rest, position)
         if argument is None:
-            raise ActionError(f'an argument looks like name="value", got {rest[position:].strip()[:40]!r}')
+            raise ActionError(
+                f'an argument looks like name="value", got {rest[position:].strip()[:40]!r}'
+            )
         name, position = argument[1].lower(), argument.end()
         if name in args:
             raise ActionError(f"{name} is given twice")
@@ -127,5 +144,9 @@ def parse(text: str) -> Action:
 def _value(argument: re.Match, kind: type) -> str | int:
     """The value as the type that its form asks for; text that is no whole number stays a string."""
     quoted = argument[2] if argument[2] is not None else argument[3]
-    value = argument[4] if quoted is None else _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
+    value = (
+        argument[4]
+        if quoted is None
+        else _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
+    )
     return int(value) if kind is int and re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value

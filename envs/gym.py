@@ -9,6 +9,7 @@ All environments of a process share one Chromium, which ends with the last `clos
 and in a notebook. Use `AsyncVectorEnv(..., shared_memory=False)`, because Gymnasium's shared memory cannot
 hold text of arbitrary characters.
 """
+
 import dataclasses
 import string
 from typing import Any
@@ -68,9 +69,13 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
             resolve(task)  # says which task was meant
             raise ValueError(f"{task!r} is a suite, an environment has one task")
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode is one of {self.metadata['render_modes']}, got {render_mode!r}")
+            raise ValueError(
+                f"render_mode is one of {self.metadata['render_modes']}, got {render_mode!r}"
+            )
         self.task, self.split, self.render_mode = task, _known(split), render_mode
-        self.observation_space = spaces.Dict({name: AnyText() for name in ("instruction", "page", "error")})
+        self.observation_space = spaces.Dict(
+            {name: AnyText() for name in ("instruction", "page", "error")}
+        )
         self.action_space = ActionText()
         self._page = None
         self._seed, self._turns, self._seen, self._over, self._closed = 0, 0, None, False, False
@@ -82,7 +87,9 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         as in collect.py and evaluate.py.
         """
         if self._closed:
-            raise error.ClosedEnvironmentError(f"reset() after close() of {self.task}: make a new one")
+            raise error.ClosedEnvironmentError(
+                f"reset() after close() of {self.task}: make a new one"
+            )
         super().reset(seed=seed)
         options = dict(options or {})
         seeds = SEEDS[_known(options.pop("split", self.split))]
@@ -97,9 +104,11 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
     def step(self, action: str):
         """Take one turn. Raises ResetNeeded if no episode runs and TypeError if the action is not text."""
         if self._seen is None or self._over:
-            raise error.ResetNeeded(f"step() of {self.task} without a running episode: call reset() first")
+            raise error.ResetNeeded(
+                f"step() of {self.task} without a running episode: call reset() first"
+            )
         if not isinstance(action, str):
-            raise TypeError(f"an action is a text like CLICK(ref=\"1\"), got {type(action).__name__}")
+            raise TypeError(f'an action is a text like CLICK(ref="1"), got {type(action).__name__}')
         before, self._seen = self._seen, None  # if the browser breaks, the episode has ended
         try:
             seen = SHARED.run(self._page, self._page.step(parse(action)))
@@ -130,8 +139,13 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
     def _show(self, seen: Observation) -> tuple[dict[str, str], dict[str, Any]]:
         outcome = seen.outcome or (Outcome.LIMIT if self._turns >= STEP_LIMIT(self.task) else None)
         self._seen, self._over = seen, outcome is not None
-        info = {"task": self.task, "seed": self._seed, "turns": self._turns,
-                "outcome": outcome and str(outcome), "raw_reward": seen.reward}
+        info = {
+            "task": self.task,
+            "seed": self._seed,
+            "turns": self._turns,
+            "outcome": outcome and str(outcome),
+            "raw_reward": seen.reward,
+        }
         return {"instruction": seen.instruction, "page": seen.text, "error": seen.error or ""}, info
 
 

@@ -4,6 +4,7 @@ An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. T
 give the same episode. An action that cannot be carried out as given does nothing, or what it can, and `error`
 says so. A broken browser raises `EnvError`, so it can never be mistaken for a reward of 0.
 """
+
 import enum
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,7 +27,7 @@ class Observation:
     instruction: str
     "The page's own task sentence, one line or more."
     text: str
-    "What a person sees and can use, one element a line: `button \"Submit\" [3]`."
+    'What a person sees and can use, one element a line: `button "Submit" [3]`.'
     outcome: Outcome | None = None
     "None while the episode runs."
     reward: float = 0.0

@@ -14,12 +14,15 @@ Masks are True where something counts. `logp` is in nats and summed, `mean_logp`
 import sys
 
 if sys.version_info < (3, 11):
-    sys.exit(f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup")
+    sys.exit(
+        f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup"
+    )
 
 
 def __getattr__(name: str):
     """`from minidpo import Agent`, which loads PyTorch only when it is asked for."""
     if name == "Agent":
         from minidpo.acting.agent import Agent
+
         return Agent
     raise AttributeError(f"module 'minidpo' has no attribute {name!r}")

@@ -8,9 +8,22 @@ from minidpo.acting import browse
 from minidpo.acting.check import check
 from minidpo.acting.collect import collect as collect_episodes
 from minidpo.acting.make_nano import make_nano
-from minidpo.config import (AverageCommand, BaseCommand, BrowseCommand, CheckCommand, CollectCommand,
-                            DPOCommand, EvaluateCommand, GRPOCommand, LoopCommand, PlanCommand, PPOCommand,
-                            PushCommand, RMCommand, SFTCommand)
+from minidpo.config import (
+    AverageCommand,
+    BaseCommand,
+    BrowseCommand,
+    CheckCommand,
+    CollectCommand,
+    DPOCommand,
+    EvaluateCommand,
+    GRPOCommand,
+    LoopCommand,
+    PlanCommand,
+    PPOCommand,
+    PushCommand,
+    RMCommand,
+    SFTCommand,
+)
 from minidpo.learning.average import average
 from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
@@ -25,11 +38,19 @@ from minidpo.results.publish import push
 from minidpo.system import command_line, processes
 from minidpo.system.command_line import as_started, command_in, parse, split_config_file
 
-TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (PlanCommand, plan_loop),
-            "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
-            "grpo": (GRPOCommand, grpo), "ppo": (PPOCommand, ppo), "rm": (RMCommand, rm),
-            "average": (AverageCommand, lambda config: processes.on_rank_0(average, config)),
-            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
+TRAINING = {
+    "sft": (SFTCommand, sft),
+    "loop": (LoopCommand, loop),
+    "plan": (PlanCommand, plan_loop),
+    "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
+    "grpo": (GRPOCommand, grpo),
+    "ppo": (PPOCommand, ppo),
+    "rm": (RMCommand, rm),
+    "average": (AverageCommand, lambda config: processes.on_rank_0(average, config)),
+    "base": (BaseCommand, make_nano),
+    "push": (PushCommand, push),
+    "check": (CheckCommand, check),
+}
 
 
 def train(arguments: list[str]) -> None:
@@ -88,12 +109,20 @@ def evaluate(arguments: list[str]) -> dict:
     """
     _, settings, flags = split_config_file(arguments)
     if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
-        return browse.browse(parse(BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
-    return evaluate_adapters(parse(EvaluateCommand, arguments, "evaluate.py", inspect.getdoc(evaluate)))
+        return browse.browse(
+            parse(BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__)
+        )
+    return evaluate_adapters(
+        parse(EvaluateCommand, arguments, "evaluate.py", inspect.getdoc(evaluate))
+    )
 
 
-COMMANDS = {"train": train, "collect": collect, "evaluate": evaluate,
-            "check": lambda arguments: train(["check", *arguments])}
+COMMANDS = {
+    "train": train,
+    "collect": collect,
+    "evaluate": evaluate,
+    "check": lambda arguments: train(["check", *arguments]),
+}
 
 
 def dispatch(arguments: list[str]) -> None:

@@ -22,10 +22,14 @@ from minidpo.system.ranges import Checked, NotNegative, Positive, Range, Share
 Tracker = Literal["mlflow", "tensorboard"]
 Seed = Annotated[int, Range("from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
-Learner = Literal["dpo", "rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
+Learner = Literal[
+    "dpo", "rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"
+]
 FRESH: tuple[Learner, ...] = ("rft", "evolve", "dagger")  # these train a new adapter in each round
-NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
-             "pairs other than outcome, expert, eto and value")
+NO_MARGIN = (
+    "margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
+    "pairs other than outcome, expert, eto and value"
+)
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,18 @@ class Sampling(Checked):
         if self.temperatures and self.temperature != Sampling.temperature:
             raise ValueError("temperatures names that of each episode: leave temperature out")
         if self.top_p < 1 and not any(self.temperatures or (self.temperature,)):
-            raise ValueError(f"top_p {self.top_p:g} does nothing at temperature 0, which takes the likeliest "
-                             "token: leave top_p out, or raise the temperature")
+            raise ValueError(
+                f"top_p {self.top_p:g} does nothing at temperature 0, which takes the likeliest "
+                "token: leave top_p out, or raise the temperature"
+            )
 
     def record(self, seed: int) -> dict:
         """How an episode was sampled, as it is written down with it."""
-        drawn = ({"temperatures": list(self.temperatures)} if self.temperatures else
-                 {"temperature": self.temperature})
+        drawn = (
+            {"temperatures": list(self.temperatures)}
+            if self.temperatures
+            else {"temperature": self.temperature}
+        )
         return {**drawn, "top_p": self.top_p, "seed": seed, "max_new_tokens": self.max_new_tokens}
 
 
@@ -119,13 +128,18 @@ or its best; large: all alike"
         if self.epochs is not None and not self.steps:
             raise ValueError("steps 0 asks for no training, and epochs for some: leave one out")
         if self.distinct and self.weighting in ("advantage", "value"):
-            raise ValueError(f"distinct leaves episodes out, but weighting {self.weighting} needs all: "
-                             "drop one")
+            raise ValueError(
+                f"distinct leaves episodes out, but weighting {self.weighting} needs all: drop one"
+            )
         if self.select == "top" and self.ratio is None and self.per_instance is None:
-            raise ValueError("select top takes the best of each instance: say how many with per_instance, or "
-                             "which share with ratio")
+            raise ValueError(
+                "select top takes the best of each instance: say how many with per_instance, or "
+                "which share with ratio"
+            )
         if self.select == "rejection" and self.ratio is not None:
-            raise ValueError("select rejection draws by the reward: leave out ratio, or set temperature")
+            raise ValueError(
+                "select rejection draws by the reward: leave out ratio, or set temperature"
+            )
 
     def selects(self) -> bool:
         """Whether other episodes are taken than the weighting alone says."""
@@ -135,15 +149,28 @@ or its best; large: all alike"
         """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
         weighting = weighting or self.weighting
         if weighting in ("advantage", "value") and self.selects():
-            raise ValueError(f"weighting {weighting} needs all: leave out {name}.select, per_instance and "
-                             "per_task")
-        if weighting != "advantage" and self.select != "rejection" and self.temperature != SFT.temperature:
-            raise ValueError(f"{name}.temperature is of weighting advantage and select rejection alone: "
-                             "leave it out")
-        if (weighting != "reward" and self.select == "threshold"
-                and (self.threshold is not None or self.ratio is not None)):
-            raise ValueError(f"{name}.threshold and ratio are of weighting reward, and of select top and "
-                             "rejection, alone: leave them out")
+            raise ValueError(
+                f"weighting {weighting} needs all: leave out {name}.select, per_instance and "
+                "per_task"
+            )
+        if (
+            weighting != "advantage"
+            and self.select != "rejection"
+            and self.temperature != SFT.temperature
+        ):
+            raise ValueError(
+                f"{name}.temperature is of weighting advantage and select rejection alone: "
+                "leave it out"
+            )
+        if (
+            weighting != "reward"
+            and self.select == "threshold"
+            and (self.threshold is not None or self.ratio is not None)
+        ):
+            raise ValueError(
+                f"{name}.threshold and ratio are of weighting reward, and of select top and "
+                "rejection, alone: leave them out"
+            )
 
 
 @dataclass(frozen=True)
@@ -173,7 +200,11 @@ class LossParameters(Checked):
 
     def given(self) -> dict[str, float]:
         """Those that are not None, by name."""
-        return {p.name: vars(self)[p.name] for p in fields(LossParameters) if vars(self)[p.name] is not None}
+        return {
+            p.name: vars(self)[p.name]
+            for p in fields(LossParameters)
+            if vars(self)[p.name] is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -189,8 +220,18 @@ class PairLearning(Optimizer):
     "pairs taken from one task instance at most; episodes that were used least so far come first"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be; None: all"
-    pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
-                   "unpaired", "value", "dagger"] = "outcome"
+    pairs: Literal[
+        "outcome",
+        "expert",
+        "eto",
+        "stepwise",
+        "mixture",
+        "segments",
+        "efficient",
+        "unpaired",
+        "value",
+        "dagger",
+    ] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
 ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; segments: expert, \
 and golden thirds over what was done in place of each (HPL); efficient: successes in fewer turns over those \
@@ -213,13 +254,22 @@ alone behind the first token that differs (None: the loss's own; a reward model'
     def __post_init__(self):
         super().__post_init__()
         if self.clean and self.noisy:
-            raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
+            raise ValueError(
+                "clean leaves out the failures that noisy alone takes: drop one of the two"
+            )
         if self.pairs == "value" and (self.clean or self.noisy):
-            raise ValueError("pairs value counts all failures in its values: leave out clean and noisy")
+            raise ValueError(
+                "pairs value counts all failures in its values: leave out clean and noisy"
+            )
         if self.pairs == "efficient" and not self.dense and (self.clean or self.noisy):
-            raise ValueError("pairs efficient compares successes: leave out clean and noisy, or set dense")
-        if self.margin is not None and self.pairs != "value" and (
-                self.pairs not in ("outcome", "expert", "eto") or self.dense):
+            raise ValueError(
+                "pairs efficient compares successes: leave out clean and noisy, or set dense"
+            )
+        if (
+            self.margin is not None
+            and self.pairs != "value"
+            and (self.pairs not in ("outcome", "expert", "eto") or self.dense)
+        ):
             raise ValueError(NO_MARGIN)
 
 
@@ -238,20 +288,30 @@ a token is multiplied by nll"
     def __post_init__(self):
         super().__post_init__()
         if self.rehearse and not self.nll:
-            raise ValueError("rehearse imitates with the weight of nll, which is 0: set nll above 0")
+            raise ValueError(
+                "rehearse imitates with the weight of nll, which is 0: set nll above 0"
+            )
         if self.rehearse and self.pairs == "unpaired":
-            raise ValueError("pairs unpaired leaves no solved episode to rehearse: leave rehearse out")
+            raise ValueError(
+                "pairs unpaired leaves no solved episode to rehearse: leave rehearse out"
+            )
         if self.dense and self.loss == "orpo":
-            raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
+            raise ValueError(
+                "orpo imitates the chosen, which dense takes from failures: drop one of the two"
+            )
         if self.margin is not None and self.loss == "orpo" and self.pairs != "value":
             raise ValueError(NO_MARGIN)
         if self.pairs == "unpaired":
             if self.loss != "kto" or self.dense:
-                raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and "
-                                 "ranks none: set loss kto and no dense, or other pairs")
+                raise ValueError(
+                    "pairs unpaired judges each episode alone, as only the loss kto does, and "
+                    "ranks none: set loss kto and no dense, or other pairs"
+                )
             if self.pairs_per_task or self.pairs_per_instance != DPO.pairs_per_instance:
-                raise ValueError("pairs unpaired makes no pairs for pairs_per_instance and pairs_per_task to "
-                                 "count: leave them out")
+                raise ValueError(
+                    "pairs unpaired makes no pairs for pairs_per_instance and pairs_per_task to "
+                    "count: leave them out"
+                )
 
 
 @dataclass(frozen=True)
@@ -267,15 +327,27 @@ that show one page lie on one side)"
 
     def __post_init__(self):
         super().__post_init__()
-        given = self.changed("pairs", "pairs_per_instance", "pairs_per_task", "margin", "clean", "noisy",
-                             "dense", "until")
+        given = self.changed(
+            "pairs",
+            "pairs_per_instance",
+            "pairs_per_task",
+            "margin",
+            "clean",
+            "noisy",
+            "dense",
+            "until",
+        )
         if self.targets == "values" and given:
             raise ValueError(f"targets values makes no pairs: leave out {', '.join(given)}")
         if self.pairs == "unpaired":
-            raise ValueError("pairs unpaired compares no two episodes, as a reward model must: choose others")
+            raise ValueError(
+                "pairs unpaired compares no two episodes, as a reward model must: choose others"
+            )
         if self.until == "token":
-            raise ValueError("until token shortens the rejected alone, so a reward model would learn to see "
-                             "the cut: use turn or end")
+            raise ValueError(
+                "until token shortens the rejected alone, so a reward model would learn to see "
+                "the cut: use turn or end"
+            )
 
 
 @dataclass(frozen=True)
@@ -314,8 +386,10 @@ than the others' mean; gigpo: drgrpo, and each turn among those on the same page
     def check_gigpo(self) -> None:
         """Refuse what only gigpo reads where another advantage is asked for."""
         if self.advantage != "gigpo" and self.changed("gamma", "state_weight"):
-            raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
-                             f"{self.advantage}: leave them out")
+            raise ValueError(
+                f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
+                f"{self.advantage}: leave them out"
+            )
 
 
 @dataclass(frozen=True)
@@ -344,9 +418,13 @@ class PPO(PolicyGradient):
     def __post_init__(self):
         super().__post_init__()
         if not self.outcome_weight + self.step_weight:
-            raise ValueError("outcome_weight and step_weight are 0, so no turn is paid: set one above 0")
+            raise ValueError(
+                "outcome_weight and step_weight are 0, so no turn is paid: set one above 0"
+            )
         if not self.kl and self.kl_target not in (None, PPO.kl_target):
-            raise ValueError("kl 0 stays 0, whatever kl_target is: set kl above 0, or leave kl_target out")
+            raise ValueError(
+                "kl 0 stays 0, whatever kl_target is: set kl above 0, or leave kl_target out"
+            )
 
 
 @dataclass(frozen=True)
@@ -383,8 +461,12 @@ class SFTCommand(Command):
 
 def check_once(*files: Path) -> None:
     """Raises ValueError for a file that is named twice: an episode would be compared with itself."""
-    if twice := [path for path, count in Counter(path.resolve() for path in files).items() if count > 1]:
-        raise ValueError(f"{twice[0]} is named twice, and what is in it would count twice: name it once")
+    if twice := [
+        path for path, count in Counter(path.resolve() for path in files).items() if count > 1
+    ]:
+        raise ValueError(
+            f"{twice[0]} is named twice, and what is in it would count twice: name it once"
+        )
 
 
 @dataclass(frozen=True)
@@ -425,11 +507,17 @@ class DPOCommand(PairsCommand):
     def __post_init__(self):
         super().__post_init__()
         if self.export and self.explain:
-            raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
-        if self.export and (unread := [*self.changed("track", "reference"), *self.dpo.changed("rehearse")]):
+            raise ValueError(
+                "explain shows a pair and export writes them all: ask for one of the two"
+            )
+        if self.export and (
+            unread := [*self.changed("track", "reference"), *self.dpo.changed("rehearse")]
+        ):
             raise ValueError(f"export trains nothing: leave out {', '.join(unread)}")
         if self.export and self.dpo.pairs == "unpaired":
-            raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")
+            raise ValueError(
+                "export writes pairs, and dpo.pairs unpaired makes none: choose other pairs"
+            )
 
 
 @dataclass(frozen=True)
@@ -462,7 +550,9 @@ class GRPOCommand(RolloutsCommand):
         super().__post_init__()
         self.grpo.check_gigpo()
         if self.reference and not self.grpo.kl:
-            raise ValueError("grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl")
+            raise ValueError(
+                "grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl"
+            )
 
 
 @dataclass(frozen=True)
@@ -476,7 +566,9 @@ class PPOCommand(RolloutsCommand):
     def __post_init__(self):
         super().__post_init__()
         if self.reference and not self.ppo.kl:
-            raise ValueError("ppo.kl is 0, so no reference is read: leave reference out, or set ppo.kl")
+            raise ValueError(
+                "ppo.kl is 0, so no reference is read: leave reference out, or set ppo.kl"
+            )
 
 
 @dataclass(frozen=True)
@@ -534,7 +626,9 @@ class AverageCommand:
         if len(self.adapters) < 2:
             raise ValueError("a mean is of two adapters or more: name them all behind --adapters")
         if self.weights and len(self.weights) != len(self.adapters):
-            raise ValueError(f"{len(self.weights)} weights for {len(self.adapters)} adapters: give one each")
+            raise ValueError(
+                f"{len(self.weights)} weights for {len(self.adapters)} adapters: give one each"
+            )
         if not all(weight > 0 for weight in self.weights) or not sum(self.weights) < math.inf:
             raise ValueError(f"weights must be above 0 and have a finite sum, got {self.weights}")
 
@@ -593,20 +687,34 @@ up to where one begins, in turn"
         if self.policy != "model" and self.sampling != Sampling():
             raise ValueError("sampling is how a model answers: leave it out, or set --policy model")
         if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
-            raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
-                             "these with --states, and give states to no other policy")
+            raise ValueError(
+                "--policy dagger plays on, without noise, from the states of rollouts: name "
+                "these with --states, and give states to no other policy"
+            )
         if self.golden_steps != "drawn" and not self.golden:
-            raise ValueError("golden_steps are those of golden episodes: name these with --golden, too")
+            raise ValueError(
+                "golden_steps are those of golden episodes: name these with --golden, too"
+            )
         if (self.values is None) != (self.recorded is None):
-            raise ValueError("values are those of recorded episodes' steps: give both, or leave both out")
+            raise ValueError(
+                "values are those of recorded episodes' steps: give both, or leave both out"
+            )
         if self.recorded and self.recorded.resolve() == self.out.resolve():
-            raise ValueError(f"the continuations would be written among the episodes in {self.out}: give "
-                             "another --out")
-        given = self.changed("tasks", "split", "instances", "first", "group", "index", "golden", "shots")
+            raise ValueError(
+                f"the continuations would be written among the episodes in {self.out}: give "
+                "another --out"
+            )
+        given = self.changed(
+            "tasks", "split", "instances", "first", "group", "index", "golden", "shots"
+        )
         if self.values and self.policy == "dagger":
-            raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
+            raise ValueError(
+                "dagger plays on from the states of rollouts, values from recorded: choose one"
+            )
         if self.values and given:
-            raise ValueError(f"values goes on where recorded episodes say: leave out {', '.join(given)}")
+            raise ValueError(
+                f"values goes on where recorded episodes say: leave out {', '.join(given)}"
+            )
 
     def attempts(self) -> int:
         """Episodes for each instance."""
@@ -616,8 +724,9 @@ up to where one begins, in turn"
 def check_shots(command: "CollectCommand | EvaluateCommand") -> None:
     """Raises ValueError if only one of the two options is given."""
     if bool(command.shots) != (command.examples is not None):
-        raise ValueError("shots says how many examples, examples from which file: give both, or leave both "
-                         "out")
+        raise ValueError(
+            "shots says how many examples, examples from which file: give both, or leave both out"
+        )
 
 
 @dataclass(frozen=True)
@@ -659,11 +768,25 @@ OUT/NAME-lora.gguf"
         super().__post_init__()
         check_shots(self)
         if self.best_of > 1 and not self.temperature:
-            raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
+            raise ValueError(
+                "best_of tries several times, all alike when greedy: set --temperature above 0"
+            )
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
-        given = self.changed("tasks", "split", "episodes", "temperature", "best_of", "judge", "seed",
-                             "max_new_tokens", "shots", "examples", "watch", "track")
+        given = self.changed(
+            "tasks",
+            "split",
+            "episodes",
+            "temperature",
+            "best_of",
+            "judge",
+            "seed",
+            "max_new_tokens",
+            "shots",
+            "examples",
+            "watch",
+            "track",
+        )
         if self.export and given:
             raise ValueError(f"export plays nothing: leave out {', '.join(given)}")
 
@@ -772,46 +895,80 @@ explored before (of tasks that have none, or whose instances were played once: o
         self.check_imitation()
         self.check_unread()
         self.check_groups()
-        if self.adapter and (self.start or not self.demonstrations or self.shots
-                             or self.demonstrations_in_total and self.explore != "demonstrations"
-                             or self.lora != LoRAConfig()):
-            raise ValueError("adapter replaces SFT and has its own shape: leave out start, shots, lora, "
-                             "demonstrations 0, and demonstrations_in_total without explore demonstrations")
+        if self.adapter and (
+            self.start
+            or not self.demonstrations
+            or self.shots
+            or (self.demonstrations_in_total and self.explore != "demonstrations")
+            or self.lora != LoRAConfig()
+        ):
+            raise ValueError(
+                "adapter replaces SFT and has its own shape: leave out start, shots, lora, "
+                "demonstrations 0, and demonstrations_in_total without explore demonstrations"
+            )
         if self.adapter and self.learn in FRESH:
-            raise ValueError(f"learn {self.learn} trains a new adapter on the base: leave adapter out")
+            raise ValueError(
+                f"learn {self.learn} trains a new adapter on the base: leave adapter out"
+            )
         if self.average and self.learn in (*FRESH, "ppo", "rm"):
-            raise ValueError(f"learn {self.learn} has no mean with what a round began with: drop average")
+            raise ValueError(
+                f"learn {self.learn} has no mean with what a round began with: drop average"
+            )
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
-            raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
-                             "and learn dpo, or drop it")
-        if self.keep_demonstrations and (self.learn != "bc" or self.adapter or not self.demonstrations):
-            raise ValueError("keep_demonstrations is of learn bc, and of demonstrations that the loop made: "
-                             "leave out adapter and demonstrations 0, or drop it")
+            raise ValueError(
+                "keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
+                "and learn dpo, or drop it"
+            )
+        if self.keep_demonstrations and (
+            self.learn != "bc" or self.adapter or not self.demonstrations
+        ):
+            raise ValueError(
+                "keep_demonstrations is of learn bc, and of demonstrations that the loop made: "
+                "leave out adapter and demonstrations 0, or drop it"
+            )
         if self.keep_failures and is_about_successes(self.dpo.pairs, self.dpo.dense):
-            raise ValueError(f"dpo.pairs {self.dpo.pairs} asks what solved, and keep_failures keeps "
-                             "what failed alone: drop it, or choose other pairs")
+            raise ValueError(
+                f"dpo.pairs {self.dpo.pairs} asks what solved, and keep_failures keeps "
+                "what failed alone: drop it, or choose other pairs"
+            )
         if self.explore and (self.focus or self.curriculum is not None):
-            raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
+            raise ValueError(
+                "focus and curriculum choose new instances, explore old ones: drop one of them"
+            )
         if self.explore == "demonstrations" and (
-                not self.demonstrations or self.instances != LoopCommand.instances):
-            raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
-                             "above 0, and leave instances out")
+            not self.demonstrations or self.instances != LoopCommand.instances
+        ):
+            raise ValueError(
+                "explore demonstrations plays the demonstrations' instances: set demonstrations "
+                "above 0, and leave instances out"
+            )
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
-        if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
+        if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (
+            GRPO.advantage,
+            self.learn,
+        ):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
         self.policy_gradient().check_gigpo()
         policy_gradient = self.learn in (*POLICY_GRADIENTS, "ppo")
-        if policy_gradient and replace(self.sampling, max_new_tokens=Sampling.max_new_tokens) != Sampling():
-            raise ValueError(f"learn {self.learn} takes samples of the policy itself: leave out "
-                             "sampling.temperature, sampling.temperatures and sampling.top_p")
-        reads_reference = self.learn == "dpo" or policy_gradient and (
-            self.ppo.kl if self.learn == "ppo" else self.grpo.kl)
+        if (
+            policy_gradient
+            and replace(self.sampling, max_new_tokens=Sampling.max_new_tokens) != Sampling()
+        ):
+            raise ValueError(
+                f"learn {self.learn} takes samples of the policy itself: leave out "
+                "sampling.temperature, sampling.temperatures and sampling.top_p"
+            )
+        reads_reference = self.learn == "dpo" or (
+            policy_gradient and (self.ppo.kl if self.learn == "ppo" else self.grpo.kl)
+        )
         if self.values != LoopCommand.values and not self.reads_values():
-            raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} reads no values: leave "
-                             "values out")
+            raise ValueError(
+                f"learn {self.learn} with dpo.pairs {self.dpo.pairs} reads no values: leave "
+                "values out"
+            )
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
 
@@ -820,27 +977,39 @@ explored before (of tasks that have none, or whose instances were played once: o
         pairs = self.dpo.pairs if self.learn == "dpo" else None
         compares = pairs in ("outcome", "efficient") or self.learn == "rwr"
         if self.group == 1 and (compares or pairs == "mixture" or self.learn in POLICY_GRADIENTS):
-            raise ValueError("one episode of an instance has nothing to be compared with: set group above 1")
+            raise ValueError(
+                "one episode of an instance has nothing to be compared with: set group above 1"
+            )
         if compares and not any(self.sampling.temperatures or (self.sampling.temperature,)):
-            raise ValueError("at temperature 0 the episodes of an instance are alike, and "
-                             f"{pairs or self.learn} compares them: set sampling.temperature above 0")
+            raise ValueError(
+                "at temperature 0 the episodes of an instance are alike, and "
+                f"{pairs or self.learn} compares them: set sampling.temperature above 0"
+            )
 
     def check_imitation(self) -> None:
         """Raises ValueError for an option of imitation that a loop does not read."""
         if self.imitation.weighting != "solved" or self.imitation.distinct:
-            raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
+            raise ValueError(
+                "learn says what is imitated: leave out imitation.weighting and distinct"
+            )
         if not self.imitation.steps:
             raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
         if self.sft.weighting == "value":
-            raise ValueError("nobody plays on from a loop's demonstrations: leave out sft.weighting")
+            raise ValueError(
+                "nobody plays on from a loop's demonstrations: leave out sft.weighting"
+            )
         self.sft.check_weighting("sft")
         self.imitation.check_weighting("imitation", self.weighting())
         if self.imitation.selects() and self.learn not in ("rft", "bc", "evolve"):
-            raise ValueError(f"learn {self.learn} selects no episodes to imitate: leave out "
-                             "imitation.select, per_instance and per_task")
+            raise ValueError(
+                f"learn {self.learn} selects no episodes to imitate: leave out "
+                "imitation.select, per_instance and per_task"
+            )
         if self.sft.selects() and self.demonstrations:
-            raise ValueError("demonstrations are all imitated: leave out sft.select, per_instance and "
-                             "per_task, or set demonstrations 0")
+            raise ValueError(
+                "demonstrations are all imitated: leave out sft.select, per_instance and "
+                "per_task, or set demonstrations 0"
+            )
 
     def check_unread(self) -> None:
         """Raises ValueError for an option of another learner."""
@@ -848,19 +1017,27 @@ explored before (of tasks that have none, or whose instances were played once: o
         of_pairs = self.dpo.changed("loss", "pairs", "clean", "dense", "noisy", "margin")
         of_groups = self.grpo.changed("advantage", "low", "high", "kl", "gamma", "state_weight")
         if self.learn not in POLICY_GRADIENTS and of_groups:
-            raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
-                             f"{', '.join(of_groups)}")
+            raise ValueError(
+                f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
+                f"{', '.join(of_groups)}"
+            )
         if self.states and not self.asks_experts():
-            raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
-                             "states out")
+            raise ValueError(
+                f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
+                "states out"
+            )
         if self.golden_steps != "drawn" and self.dpo.pairs not in ("stepwise", "mixture"):
-            raise ValueError("golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
-                             "one of these, or leave golden_steps out")
+            raise ValueError(
+                "golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
+                "one of these, or leave golden_steps out"
+            )
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
         if self.learn not in ("dpo", "rm") and of_pairs:
-            raise ValueError(f"learn {self.learn} has no pairs: leave out "
-                             f"{', '.join(f'dpo.{name}' for name in of_pairs)}")
+            raise ValueError(
+                f"learn {self.learn} has no pairs: leave out "
+                f"{', '.join(f'dpo.{name}' for name in of_pairs)}"
+            )
 
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""
@@ -876,7 +1053,11 @@ explored before (of tasks that have none, or whose instances were played once: o
 
     def policy_gradient(self) -> GRPO:
         """What a round of policy gradients trains with: rloo and gigpo are grpo with that advantage."""
-        return replace(self.grpo, advantage=self.learn) if self.learn in ("rloo", "gigpo") else self.grpo
+        return (
+            replace(self.grpo, advantage=self.learn)
+            if self.learn in ("rloo", "gigpo")
+            else self.grpo
+        )
 
 
 @dataclass(frozen=True)

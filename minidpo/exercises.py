@@ -20,13 +20,17 @@ if lacking := missing():
     print(lacking, file=sys.stderr)
     sys.exit(2)
 
-from minidpo.laws import advantage, code, head, loss, masks, moment, scores  # noqa: E402 (need hypothesis)
+from minidpo.laws import advantage, code, head, loss, masks, moment, scores
 
 PAGE = page("exercises.md")
-SEES_H_ALONE = (loss.gives_each_pair_a_loss_of_its_own, loss.reads_the_reference,
-                loss.ignores_what_a_prompt_adds_to_the_policy,
-                loss.ignores_what_a_prompt_adds_to_the_reference,
-                loss.sees_the_policy_only_as_a_ratio_to_the_reference, loss.has_the_gradient_of_its_value)
+SEES_H_ALONE = (
+    loss.gives_each_pair_a_loss_of_its_own,
+    loss.reads_the_reference,
+    loss.ignores_what_a_prompt_adds_to_the_policy,
+    loss.ignores_what_a_prompt_adds_to_the_reference,
+    loss.sees_the_policy_only_as_a_ratio_to_the_reference,
+    loss.has_the_gradient_of_its_value,
+)
 
 
 class Exercise(NamedTuple):
@@ -37,13 +41,23 @@ class Exercise(NamedTuple):
 
 
 EXERCISES = {
-    1: Exercise("dpo_loss", SEES_H_ALONE + (
-        loss.is_log_2_where_the_policy_is_the_reference, loss.pulls_with_half_of_beta_at_first,
-        loss.pulls_in_proportion_to_the_chance_of_being_wrong,
-        loss.is_the_loss_at_beta_1_of_beta_times_the_log_probs,
-        loss.is_finite_in_float32_at_margins_of_thousands, loss.still_pulls_a_pair_that_is_hopelessly_lost)),
-    2: Exercise("ipo_loss", SEES_H_ALONE + (
-        loss.is_0_where_h_is_1_over_2_beta, loss.is_never_negative, loss.bends_like_h_squared)),
+    1: Exercise(
+        "dpo_loss",
+        SEES_H_ALONE
+        + (
+            loss.is_log_2_where_the_policy_is_the_reference,
+            loss.pulls_with_half_of_beta_at_first,
+            loss.pulls_in_proportion_to_the_chance_of_being_wrong,
+            loss.is_the_loss_at_beta_1_of_beta_times_the_log_probs,
+            loss.is_finite_in_float32_at_margins_of_thousands,
+            loss.still_pulls_a_pair_that_is_hopelessly_lost,
+        ),
+    ),
+    2: Exercise(
+        "ipo_loss",
+        SEES_H_ALONE
+        + (loss.is_0_where_h_is_1_over_2_beta, loss.is_never_negative, loss.bends_like_h_squared),
+    ),
     3: Exercise("scores", scores.SCORES),
     4: Exercise("token_logps", head.LAWS),
     5: Exercise("visible", masks.CACHE),
@@ -59,8 +73,11 @@ EXERCISES = {
 
 def parts(number: int) -> tuple[str, str]:
     """The exercise's title, and its file with a hole, as the page has them."""
-    found = re.search(rf"^## {number}\. (.*?)\n.*?^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"),
-                      re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^## {number}\. (.*?)\n.*?^```python\n(.*?)^```",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     return found[1], found[2]
 
 
@@ -93,14 +110,21 @@ def check(number: int, path: Path) -> int:
     try:
         broken = broken_laws(number, answer_in(path, name))
     except NotImplementedError:
-        print(f"{path}: {name} is not written yet: put your lines in place of `raise NotImplementedError`")
+        print(
+            f"{path}: {name} is not written yet: put your lines in place of `raise NotImplementedError`"
+        )
         return 1
     for law, why in sorted(broken.items(), key=lambda item: item[1] != ""):
         print(f"does not hold  {law}: {why}" if why else f"holds          {law}")
     wrong = sum(map(bool, broken.values()))
-    following = f"; next: python -m minidpo.exercises {number + 1}" if number < len(EXERCISES) else ""
-    print(f"{wrong} of {len(broken)} laws broken" if wrong else
-          f"all {len(broken)} laws hold: {name} is right{following}")
+    following = (
+        f"; next: python -m minidpo.exercises {number + 1}" if number < len(EXERCISES) else ""
+    )
+    print(
+        f"{wrong} of {len(broken)} laws broken"
+        if wrong
+        else f"all {len(broken)} laws hold: {name} is right{following}"
+    )
     return int(wrong > 0)
 
 
@@ -111,13 +135,17 @@ def main(arguments: list[str]) -> int:
         return 0
     numbers = [n for n in EXERCISES if arguments[0] == str(n)]
     if not numbers or len(arguments) > 2:
-        raise ValueError(f"wanted a number from 1 to {len(EXERCISES)}, then perhaps a file; "
-                         f"got {' '.join(arguments)}")
+        raise ValueError(
+            f"wanted a number from 1 to {len(EXERCISES)}, then perhaps a file; "
+            f"got {' '.join(arguments)}"
+        )
     number, path = numbers[0], Path(*arguments[1:] or [f"exercise_{int(numbers[0]):02}.py"])
     if path.exists():
         return check(number, path)
     if len(arguments) == 2:
-        raise ValueError(f"{path}: no such file; without it, python -m minidpo.exercises {number} writes one")
+        raise ValueError(
+            f"{path}: no such file; without it, python -m minidpo.exercises {number} writes one"
+        )
     title, template = parts(number)
     path.write_text(template, encoding="utf-8")
     print(f"wrote {path}: {title}. Fill its hole, then: python -m minidpo.exercises {number}")

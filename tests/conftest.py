@@ -21,11 +21,34 @@ settings.register_profile("ci", derandomize=True, max_examples=100, deadline=Non
 settings.register_profile("deep", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-LONG = ["test_plan", "test_loop", "test_sft_dpo", "test_benchmarks", "test_browser", "test_sampling",
-        "test_processes", "test_exercises", "test_web", "test_nothing_lost", "test_gym", "test_remote",
-        "test_plugin", "test_progress", "test_sight", "test_page", "test_report", "test_check",
-        "test_quantised", "test_reset", "test_kill", "test_loss_laws", "test_ladder", "test_watch",
-        "test_experts", "test_untrusted"]
+LONG = [
+    "test_plan",
+    "test_loop",
+    "test_sft_dpo",
+    "test_benchmarks",
+    "test_browser",
+    "test_sampling",
+    "test_processes",
+    "test_exercises",
+    "test_web",
+    "test_nothing_lost",
+    "test_gym",
+    "test_remote",
+    "test_plugin",
+    "test_progress",
+    "test_sight",
+    "test_page",
+    "test_report",
+    "test_check",
+    "test_quantised",
+    "test_reset",
+    "test_kill",
+    "test_loss_laws",
+    "test_ladder",
+    "test_watch",
+    "test_experts",
+    "test_untrusted",
+]
 
 
 def pytest_addoption(parser):
@@ -36,6 +59,7 @@ def pytest_collection_modifyitems(config, items):
     # a worker takes a file at a time: the long ones first, or one works alone on the last of them
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     from torch import cuda  # here: torch reads OMP_NUM_THREADS as it is imported
+
     for item in items:
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
@@ -51,7 +75,9 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session")
 def oracles():
     """The folder of reference values, made by independent implementations and kept outside the repository."""
-    folder = Path(os.environ.get("MINIDPO_ORACLES", Path(__file__).parents[2] / "shared" / "oracles"))
+    folder = Path(
+        os.environ.get("MINIDPO_ORACLES", Path(__file__).parents[2] / "shared" / "oracles")
+    )
     if not folder.is_dir():
         pytest.skip(f"no reference values at {folder}: set MINIDPO_ORACLES")
     return folder
@@ -68,6 +94,7 @@ def run():
 def env(run):
     """A page of a file's own Chromium."""
     from envs.miniwob.browser.driver import Browser
+
     chromium = Browser(pages=1)
     run(chromium.__aenter__())
     yield chromium.envs[0]

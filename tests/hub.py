@@ -19,7 +19,9 @@ class Hub(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
-        self.repositories: dict[str, list[dict[str, bytes]]] = {}  # of each the commits, file by file
+        self.repositories: dict[
+            str, list[dict[str, bytes]]
+        ] = {}  # of each the commits, file by file
         self.private: dict[str, bool] = {}
         self.objects: dict[str, bytes] = {}  # by LFS, by SHA-256
 
@@ -49,13 +51,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
-        for pattern, answer in ((r"/api/models/(.+/.+)/revision/main", self.about),
-                                (r"/api/models/(.+/.+)/tree/(\w+)", self.tree),
-                                (r"/(.+/.+)/resolve/(\w+)/(.+)", self.file)):
+        for pattern, answer in (
+            (r"/api/models/(.+/.+)/revision/main", self.about),
+            (r"/api/models/(.+/.+)/tree/(\w+)", self.tree),
+            (r"/(.+/.+)/resolve/(\w+)/(.+)", self.file),
+        ):
             if found := re.fullmatch(pattern, path):
                 if found[1] in self.server.repositories:
                     return answer(*found.groups())
-                return self.reply({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+                return self.reply(
+                    {"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound"
+                )
         self.reply({"error": path}, 404)
 
     do_HEAD = do_GET
@@ -64,10 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.reply({"error": "Invalid username or password."}, 401)
-        for pattern, answer in ((r"/api/repos/create", self.create), (r"/api/validate-yaml", self.validate),
-                                (r"/api/models/(.+/.+)/preupload/main", self.preupload),
-                                (r"/(.+/.+)\.git/info/lfs/objects/batch", self.lfs),
-                                (r"/api/models/(.+/.+)/commit/main", self.commit)):
+        for pattern, answer in (
+            (r"/api/repos/create", self.create),
+            (r"/api/validate-yaml", self.validate),
+            (r"/api/models/(.+/.+)/preupload/main", self.preupload),
+            (r"/(.+/.+)\.git/info/lfs/objects/batch", self.lfs),
+            (r"/api/models/(.+/.+)/commit/main", self.commit),
+        ):
             if found := re.fullmatch(pattern, self.path.partition("?")[0]):
                 return answer(body, *found.groups())
         self.reply({"error": self.path}, 404)
@@ -95,14 +104,35 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply({"errors": [], "warnings": []})
 
     def preupload(self, body, name):
-        self.reply({"files": [{"path": file["path"], "shouldIgnore": False, "uploadMode":
-                               "lfs" if file["path"].endswith(".safetensors") else "regular"}
-                              for file in json.loads(body)["files"]]})
+        self.reply(
+            {
+                "files": [
+                    {
+                        "path": file["path"],
+                        "shouldIgnore": False,
+                        "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                    }
+                    for file in json.loads(body)["files"]
+                ]
+            }
+        )
 
     def lfs(self, body, name):
-        self.reply({"transfer": "basic", "objects": [
-            {**wanted, "actions": {"upload": {"href": f"{self.server.endpoint}/upload/{wanted['oid']}"}}}
-            for wanted in json.loads(body)["objects"]]}, Content_Type="application/vnd.git-lfs+json")
+        self.reply(
+            {
+                "transfer": "basic",
+                "objects": [
+                    {
+                        **wanted,
+                        "actions": {
+                            "upload": {"href": f"{self.server.endpoint}/upload/{wanted['oid']}"}
+                        },
+                    }
+                    for wanted in json.loads(body)["objects"]
+                ],
+            },
+            Content_Type="application/vnd.git-lfs+json",
+        )
 
     def commit(self, body, name):
         commits = self.server.repositories[name]
@@ -117,24 +147,46 @@ class _Handler(BaseHTTPRequestHandler):
                 del files[value["path"]]
         commits.append(files)
         oid = self.sha(name)
-        self.reply({"success": True, "commitOid": oid,
-                    "commitUrl": f"{self.server.endpoint}/{name}/commit/{oid}"})
+        self.reply(
+            {
+                "success": True,
+                "commitOid": oid,
+                "commitUrl": f"{self.server.endpoint}/{name}/commit/{oid}",
+            }
+        )
 
     def sha(self, name):
         return f"{len(self.server.repositories[name]):040x}"
 
     def about(self, name):
-        self.reply({"id": name, "sha": self.sha(name), "private": self.server.private[name], "tags": [],
-                    "siblings": [{"rfilename": path} for path in self.server.repositories[name][-1]]})
+        self.reply(
+            {
+                "id": name,
+                "sha": self.sha(name),
+                "private": self.server.private[name],
+                "tags": [],
+                "siblings": [{"rfilename": path} for path in self.server.repositories[name][-1]],
+            }
+        )
 
     def tree(self, name, sha):
         commits = [{}, *self.server.repositories[name]]
-        self.reply([{"type": "file", "path": path, "size": len(content),
-                     "oid": hashlib.sha1(content).hexdigest()}
-                    for path, content in commits[-1 if sha == "main" else int(sha, 16)].items()])
+        self.reply(
+            [
+                {
+                    "type": "file",
+                    "path": path,
+                    "size": len(content),
+                    "oid": hashlib.sha1(content).hexdigest(),
+                }
+                for path, content in commits[-1 if sha == "main" else int(sha, 16)].items()
+            ]
+        )
 
     def file(self, name, sha, path):
         files = self.server.repositories[name][int(sha, 16) - 1]
         if path not in files:
             return self.reply({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
-        self.reply(files[path], X_Repo_Commit=sha, ETag=f'"{hashlib.sha1(files[path]).hexdigest()}"')
+        self.reply(
+            files[path], X_Repo_Commit=sha, ETag=f'"{hashlib.sha1(files[path]).hexdigest()}"'
+        )

@@ -1,4 +1,5 @@
 """Servers for tests: one that only writes down who calls, and small web sites."""
+
 import contextlib
 import http.server
 import socket
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 def nobody_should_call():
     """(TCP port, UDP port, calls): each connection and each datagram is written down; HTTP gets an answer."""
     calls: list[bytes] = []
-    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    tcp, udp = (
+        socket.create_server(("127.0.0.1", 0)),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    )
     udp.bind(("127.0.0.1", 0))
 
     def answer():
@@ -21,8 +25,10 @@ def nobody_should_call():
                 call.settimeout(1)
                 with call, contextlib.suppress(OSError):
                     calls[-1] += b" " + call.recv(200)
-                    call.sendall(b"HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: *\r\n"
-                                 b"Content-Length: 9\r\n\r\nTOPSECRET")
+                    call.sendall(
+                        b"HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: *\r\n"
+                        b"Content-Length: 9\r\n\r\nTOPSECRET"
+                    )
 
     def hear():
         with contextlib.suppress(OSError):
@@ -59,7 +65,9 @@ class Site:
                 path = self.path.split("?")[0]
                 if path in site.silent:
                     site._closing.wait()
-                self.send_response(302 if path in site.redirects else 200 if path in site.pages else 404)
+                self.send_response(
+                    302 if path in site.redirects else 200 if path in site.pages else 404
+                )
                 if path in site.redirects:
                     self.send_header("Location", site.redirects[path])
                 content = site.pages.get(path, "nothing here").encode()

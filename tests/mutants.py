@@ -24,95 +24,137 @@ sys.path.insert(0, str(ROOT))
 from minidpo.results.success import circumstances  # noqa: E402
 
 # a file of minidpo/ -> what runs against its mistakes, in tests/
-TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_losses.py",
-                                "objective/test_variants.py"],
-         "model/head.py": ["objective/test_scores.py"],
-         "model/attention.py": ["model/test_attention.py"],
-         "model/guesses.py": ["model/test_sampling.py"],
-         "objective/losses.py": ["objective/test_losses.py"],
-         "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
-         "objective/policy_gradient.py": ["objective/test_policy_gradient.py"],
-         "objective/reward_model.py": ["objective/test_policy_gradient.py"],
-         "learning/average.py": ["learning/test_average.py"],
-         "learning/grpo.py": ["learning/test_grpo.py", "learning/test_ppo.py", "learning/test_sft_dpo.py"],
-         "learning/rollouts.py": ["learning/test_grpo.py", "learning/test_ppo.py",
-                                  "learning/test_sft_dpo.py"],
-         "learning/ppo.py": ["learning/test_ppo.py", "learning/test_sft_dpo.py"],
-         "learning/rm.py": ["data/test_shots.py", "learning/test_rm.py", "learning/test_sft_dpo.py"],
-         "data/tree.py": ["data/test_tree.py"],
-         "data/batch.py": ["data/test_tree.py", "learning/test_grpo.py"],
-         "data/prompt.py": ["data/test_shots.py", "data/test_tree.py", "data/test_prompt.py"],
-         "data/pairs.py": ["data/test_pairs.py"],
-         "data/values.py": ["data/test_values.py"],
-         "acting/collect.py": ["acting/test_collect.py"],
-         "acting/rollout.py": ["acting/test_rollout.py"],
-         "data/trl_files.py": ["data/test_trl_files.py"],
-         "learning/reference.py": ["learning/test_reference.py"],
-         "learning/trainer.py": ["learning/test_trainer.py"],
-         "learning/training_run.py": ["learning/test_selection.py"],
-         "data/information.py": ["data/test_information.py"],
-         "memory/muon.py": ["memory/test_muon.py"],
-         "memory/loading.py": ["memory/test_loading.py"],
-         "learning/sft.py": ["learning/test_selection.py", "test_sources.py", "learning/test_sft_dpo.py"],
-         "learning/selection.py": ["data/test_values.py", "learning/test_selection.py",
-                                   "learning/test_ppo.py", "test_sources.py"],
-         "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
-         "learning/preferences.py": ["learning/test_preferences.py"],
-         "loop.py": ["test_loop_asks.py"],
-         "learning/dpo.py": ["learning/test_sft_dpo.py", "test_sources.py", "data/test_shots.py"],
-         "learning/nano_base.py": ["learning/test_nano_base.py"],
-         "acting/policies.py": ["acting/test_rollout.py"],
-         "model/gguf_file.py": ["model/test_families.py"],
-         "results/gguf_out.py": ["results/test_gguf_out.py"],
-         "results/evaluate.py": ["results/test_evaluate.py"]}
+TESTS = {
+    "objective/scores.py": [
+        "objective/test_scores.py",
+        "objective/test_losses.py",
+        "objective/test_variants.py",
+    ],
+    "model/head.py": ["objective/test_scores.py"],
+    "model/attention.py": ["model/test_attention.py"],
+    "model/guesses.py": ["model/test_sampling.py"],
+    "objective/losses.py": ["objective/test_losses.py"],
+    "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
+    "objective/policy_gradient.py": ["objective/test_policy_gradient.py"],
+    "objective/reward_model.py": ["objective/test_policy_gradient.py"],
+    "learning/average.py": ["learning/test_average.py"],
+    "learning/grpo.py": [
+        "learning/test_grpo.py",
+        "learning/test_ppo.py",
+        "learning/test_sft_dpo.py",
+    ],
+    "learning/rollouts.py": [
+        "learning/test_grpo.py",
+        "learning/test_ppo.py",
+        "learning/test_sft_dpo.py",
+    ],
+    "learning/ppo.py": ["learning/test_ppo.py", "learning/test_sft_dpo.py"],
+    "learning/rm.py": ["data/test_shots.py", "learning/test_rm.py", "learning/test_sft_dpo.py"],
+    "data/tree.py": ["data/test_tree.py"],
+    "data/batch.py": ["data/test_tree.py", "learning/test_grpo.py"],
+    "data/prompt.py": ["data/test_shots.py", "data/test_tree.py", "data/test_prompt.py"],
+    "data/pairs.py": ["data/test_pairs.py"],
+    "data/values.py": ["data/test_values.py"],
+    "acting/collect.py": ["acting/test_collect.py"],
+    "acting/rollout.py": ["acting/test_rollout.py"],
+    "data/trl_files.py": ["data/test_trl_files.py"],
+    "learning/reference.py": ["learning/test_reference.py"],
+    "learning/trainer.py": ["learning/test_trainer.py"],
+    "learning/training_run.py": ["learning/test_selection.py"],
+    "data/information.py": ["data/test_information.py"],
+    "memory/muon.py": ["memory/test_muon.py"],
+    "memory/loading.py": ["memory/test_loading.py"],
+    "learning/sft.py": [
+        "learning/test_selection.py",
+        "test_sources.py",
+        "learning/test_sft_dpo.py",
+    ],
+    "learning/selection.py": [
+        "data/test_values.py",
+        "learning/test_selection.py",
+        "learning/test_ppo.py",
+        "test_sources.py",
+    ],
+    "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
+    "learning/preferences.py": ["learning/test_preferences.py"],
+    "loop.py": ["test_loop_asks.py"],
+    "learning/dpo.py": ["learning/test_sft_dpo.py", "test_sources.py", "data/test_shots.py"],
+    "learning/nano_base.py": ["learning/test_nano_base.py"],
+    "acting/policies.py": ["acting/test_rollout.py"],
+    "model/gguf_file.py": ["model/test_families.py"],
+    "results/gguf_out.py": ["results/test_gguf_out.py"],
+    "results/evaluate.py": ["results/test_evaluate.py"],
+}
 
 MISTAKES = {
     "loop.py": [
         ("compare(greedy[start], greedy[learner])", "compare(greedy[learner], greedy[start])"),
         ('"seed": config.seed, "machine": config.machine}', '"machine": config.machine}'),
-        ("SFTCommand(**self.shared, lora=config.lora, track=config.track)",
-         "SFTCommand(**self.shared, track=config.track)"),
+        (
+            "SFTCommand(**self.shared, lora=config.lora, track=config.track)",
+            "SFTCommand(**self.shared, track=config.track)",
+        ),
         ("variance |= schedule.outcome_variance(episodes)", "schedule.outcome_variance(episodes)"),
         (", max_new_tokens=config.sampling.max_new_tokens)", ")"),
-        ("config.machine, first, best)", "config.machine, best, first)")],
+        ("config.machine, first, best)", "config.machine, best, first)"),
+    ],
     "learning/dpo.py": [
-        ("example_indices(step, min(options.rehearse, n), n, config.seed)",
-         "example_indices(0, min(options.rehearse, n), n, config.seed)"),
-        ("example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)",
-         "example_indices(step, options.batch, len(data.pairs), config.seed)"),
-        ("example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)",
-         "example_indices(step, options.batch, len(data.pairs), 1, labels=labels)"),
-        ("make_pairs(episodes, rules, config.seed, golden, failures)",
-         "make_pairs(episodes, rules, 1, golden, failures)"),
-        ("check_prompts([*episodes, *failures, *golden])", "check_prompts([*episodes, *golden])")],
+        (
+            "example_indices(step, min(options.rehearse, n), n, config.seed)",
+            "example_indices(0, min(options.rehearse, n), n, config.seed)",
+        ),
+        (
+            "example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)",
+            "example_indices(step, options.batch, len(data.pairs), config.seed)",
+        ),
+        (
+            "example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)",
+            "example_indices(step, options.batch, len(data.pairs), 1, labels=labels)",
+        ),
+        (
+            "make_pairs(episodes, rules, config.seed, golden, failures)",
+            "make_pairs(episodes, rules, 1, golden, failures)",
+        ),
+        ("check_prompts([*episodes, *failures, *golden])", "check_prompts([*episodes, *golden])"),
+    ],
     "learning/nano_base.py": [
         ("[0][tree.predict]).argmax(-1)", "[0][tree.predict]).argmin(-1)"),
-        ("[e for i, e in enumerate(careful) if i % 25]", "list(careful)")],
+        ("[e for i, e in enumerate(careful) if i % 25]", "list(careful)"),
+    ],
     "acting/policies.py": [
         ("command.sampling, seed=command.seed, pages=pages)", "command.sampling, pages=pages)"),
-        ("episode.forgotten + len(episode.turns))", "len(episode.turns))")],
+        ("episode.forgotten + len(episode.turns))", "len(episode.turns))"),
+    ],
     "model/gguf_file.py": [
         ('"llama-bpe": _WORDS % "{1,3}"', '"llama-bpe": _WORDS % ""'),
         ("tokenizer.normalizer = normalizers.NFC()", "pass"),
         ('setting("rope.freq_base", 10_000.0)', 'setting("rope.freq_base", 1_000_000.0)'),
         ('setting("attention.head_count_kv", heads)', 'setting("attention.head_count_kv", 1)'),
         ('ignore_merges=split == "llama-bpe"', "ignore_merges=False"),
-        ("if kind == 4])", "if kind == 5])")],
+        ("if kind == 4])", "if kind == 5])"),
+    ],
     "results/gguf_out.py": [
         ("writer.add_eos_token_id(chat.end)", "writer.add_eos_token_id(chat.start)"),
         ("writer.add_value_length(config.head_dim)", "writer.add_value_length(config.hidden_size)"),
-        ("        return gguf_file.value(path, WEIGHTS)\n", "        return None\n")],
+        ("        return gguf_file.value(path, WEIGHTS)\n", "        return None\n"),
+    ],
     "results/evaluate.py": [
-        ("        jobs = with_shots(jobs, config.examples, config.shots)\n", "        pass\n")],
+        ("        jobs = with_shots(jobs, config.examples, config.shots)\n", "        pass\n")
+    ],
     "acting/rollout.py": [
-        ("durations[task], elapsed) / (1 + task_of_page.count(task)))", "durations[task], elapsed))"),
+        (
+            "durations[task], elapsed) / (1 + task_of_page.count(task)))",
+            "durations[task], elapsed))",
+        ),
         ("for _ in range(ENV_TRIES - 1):", "for _ in range(ENV_TRIES):"),
         ("(error := await try_episode(job, 0))]", "(error := EnvError())]"),
     ],
     "data/trl_files.py": [
         ("said[:len(prompt)] == prompt or said[0]", "said == prompt or said[0]"),
-        ('if text.strip() not in ("", *(message.content.strip() for message in prompt)):',
-         "if text and not prompt:"),
+        (
+            'if text.strip() not in ("", *(message.content.strip() for message in prompt)):',
+            "if text and not prompt:",
+        ),
         ("if not (chosen and rejected):", "if not (chosen or rejected):"),
         ("prompt, said, _ = _preference(row, name)", "prompt, _, said = _preference(row, name)"),
         ("if not _solved(row, name):", "if False:"),
@@ -123,8 +165,10 @@ MISTAKES = {
         ("{fingerprint(lora.adapter_tensors(model))} {shape}", "{shape}"),
     ],
     "learning/training_run.py": [
-        ("zip(names, generator.permutation(len(names)).tolist())",
-         "((labels[i], n) for n, i in enumerate(order))"),
+        (
+            "zip(names, generator.permutation(len(names)).tolist())",
+            "((labels[i], n) for n, i in enumerate(order))",
+        ),
         ("batch = min(options.batch, examples)", "batch = options.batch"),
     ],
     "learning/trainer.py": [
@@ -141,10 +185,14 @@ MISTAKES = {
         ("like.is_cpu and (mask is not None or", "like.is_cpu and (mask is not None and"),
         ("q = (q * D**-0.5)", "q = (q * D**-1)"),
         ("dv[part.at_keys] += weights.mT @ do", "dv[part.at_keys] = (weights.mT @ do).to(real)"),
-        ("dk[part.at_keys] += ds.mT @ queries.flatten(2, 3)",
-         "dk[part.at_keys] = (ds.mT @ queries.flatten(2, 3)).to(real)"),
-        ("torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)",
-         "weights * (do @ v[part.at_keys].mT)"),
+        (
+            "dk[part.at_keys] += ds.mT @ queries.flatten(2, 3)",
+            "dk[part.at_keys] = (ds.mT @ queries.flatten(2, 3)).to(real)",
+        ),
+        (
+            "torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)",
+            "weights * (do @ v[part.at_keys].mT)",
+        ),
         ("[..., part.shared:] += part.added[:, None]", "[..., part.shared:] += 0"),
     ],
     "model/guesses.py": [
@@ -156,14 +204,25 @@ MISTAKES = {
     ],
     "objective/scores.py": [
         ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight * logps.double()"),
-        ("torch.where(weight != 0, weight * logps.double(), 0.0)",
-         "torch.where(weight > 0, weight * logps.double(), 0.0)"),
-        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight.to(logps.dtype) * logps"),
+        (
+            "torch.where(weight != 0, weight * logps.double(), 0.0)",
+            "torch.where(weight > 0, weight * logps.double(), 0.0)",
+        ),
+        (
+            "torch.where(weight != 0, weight * logps.double(), 0.0)",
+            "weight.to(logps.dtype) * logps",
+        ),
         ("index_add(0, segment, terms)", "index_copy(0, segment, terms)"),
         ("    return action_mask.double()\n", "    return torch.ones_like(action_mask).double()\n"),
         ("/ lengths(action_mask, segment, n)[segment]", "/ lengths(action_mask, segment, n).sum()"),
-        ("/ lengths(action_mask, segment, n)[segment]", "/ torch.bincount(segment, minlength=n)[segment]"),
-        ("torch.bincount(segment[action_mask], minlength=n)", "torch.bincount(segment, minlength=n)"),
+        (
+            "/ lengths(action_mask, segment, n)[segment]",
+            "/ torch.bincount(segment, minlength=n)[segment]",
+        ),
+        (
+            "torch.bincount(segment[action_mask], minlength=n)",
+            "torch.bincount(segment, minlength=n)",
+        ),
         ("if not counts.all():", "if not counts.any():"),
         ("phi = [1.0] + [0.0] * (n_turns - 1)", "phi = [1.0] * n_turns"),
         ("phi = [(n_turns - t) / n_turns", "phi = [1.0"),
@@ -192,8 +251,11 @@ MISTAKES = {
         ("grad_hidden[t] += grad_logits", "grad_hidden[t] = grad_logits"),
         ("torch.zeros_like(weight, dtype=total.dtype)", "torch.zeros_like(weight)"),
         ("torch.zeros_like(hidden, dtype=total.dtype)", "torch.zeros_like(hidden)"),
-        ("                if wants_weight:\n", "                if grad_weight is None:\n                    "
-         "grad_weight = torch.zeros_like(weight)\n                if True:\n"),
+        (
+            "                if wants_weight:\n",
+            "                if grad_weight is None:\n                    "
+            "grad_weight = torch.zeros_like(weight)\n                if True:\n",
+        ),
         ("torch.maximum(largest[t], logits.amax(1))", "torch.maximum(largest[t], logits.amin(1))"),
         ("torch.maximum(largest[t], logits.amax(1))", "logits.amax(1)"),
         ("total[t] * (largest[t] - top).exp() + sums", "total[t] + sums"),
@@ -202,9 +264,11 @@ MISTAKES = {
         ("(column >= 0) & (column < rows)", "column < rows"),
         ("(column >= 0) & (column < rows)", "column >= 0"),
         ("column = targets - first\n", "column = targets\n"),
-        ("ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n",
-         "ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n"
-         "        ctx.kept = hidden @ weight.t()\n"),
+        (
+            "ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n",
+            "ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n"
+            "        ctx.kept = hidden @ weight.t()\n",
+        ),
     ],
     "objective/losses.py": [
         ("after / before.clamp(min=1e-30)", "before / after.clamp(min=1e-30)"),
@@ -216,16 +280,28 @@ MISTAKES = {
         ("-F.logsigmoid(beta * log_ratio_gap", "F.logsigmoid(beta * log_ratio_gap"),
         ("-F.logsigmoid(beta * log_ratio_gap", "-F.logsigmoid(-beta * log_ratio_gap"),
         ("-F.logsigmoid(beta * log_ratio_gap", "-beta * F.logsigmoid(log_ratio_gap"),
-        ("-F.logsigmoid(beta * log_ratio_gap", "-torch.log(torch.sigmoid(beta * log_ratio_gap",
-         "ref_chosen, ref_rejected))\n", "ref_chosen, ref_rejected)))\n"),
-        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
-         "return (policy_chosen - ref_chosen) + (policy_rejected - ref_rejected)"),
-        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
-         "return (policy_chosen - ref_rejected) - (policy_rejected - ref_chosen)"),
-        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
-         "return policy_chosen - (policy_rejected - ref_rejected)"),
-        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
-         "return (policy_chosen - ref_chosen).detach() - (policy_rejected - ref_rejected)"),
+        (
+            "-F.logsigmoid(beta * log_ratio_gap",
+            "-torch.log(torch.sigmoid(beta * log_ratio_gap",
+            "ref_chosen, ref_rejected))\n",
+            "ref_chosen, ref_rejected)))\n",
+        ),
+        (
+            "return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+            "return (policy_chosen - ref_chosen) + (policy_rejected - ref_rejected)",
+        ),
+        (
+            "return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+            "return (policy_chosen - ref_rejected) - (policy_rejected - ref_chosen)",
+        ),
+        (
+            "return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+            "return policy_chosen - (policy_rejected - ref_rejected)",
+        ),
+        (
+            "return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+            "return (policy_chosen - ref_chosen).detach() - (policy_rejected - ref_rejected)",
+        ),
         ('"margin": beta * (chosen - rejected)', '"margin": chosen - rejected'),
         ('"margin": beta * (chosen - rejected)', '"margin": beta * (rejected - chosen)'),
         ("(chosen > rejected).to", "(chosen >= rejected).to"),
@@ -238,8 +314,10 @@ MISTAKES = {
     "objective/variants.py": [
         ("+ label_smoothing * logit", "- label_smoothing * logit"),
         ("+ label_smoothing * logit", "+ 2 * label_smoothing * logit"),
-        ("- label_smoothing / (1 - 2 * label_smoothing) * logit",
-         "+ label_smoothing / (1 - 2 * label_smoothing) * logit"),
+        (
+            "- label_smoothing / (1 - 2 * label_smoothing) * logit",
+            "+ label_smoothing / (1 - 2 * label_smoothing) * logit",
+        ),
         ("- label_smoothing / (1 - 2 * label_smoothing) * logit", "- label_smoothing * logit"),
         ("- 1 / (2 * beta)) ** 2", "- 1 / beta) ** 2"),
         ("- 1 / (2 * beta)) ** 2", "- 1 / (2 * beta)).abs()"),
@@ -247,22 +325,33 @@ MISTAKES = {
         ("F.relu(1 - beta * log_ratio_gap", "F.relu(beta - log_ratio_gap"),
         ("F.relu(1 - beta * log_ratio_gap", "F.softplus(1 - beta * log_ratio_gap"),
         ("- policy_rejected) - target_margin", "- policy_rejected) + target_margin"),
-        ("beta * (policy_chosen - policy_rejected) - target_margin",
-         "beta * (policy_chosen - policy_rejected - target_margin)"),
+        (
+            "beta * (policy_chosen - policy_rejected) - target_margin",
+            "beta * (policy_chosen - policy_rejected - target_margin)",
+        ),
         ("return -policy_chosen - odds_weight *", "return policy_chosen - odds_weight *"),
         ("return -policy_chosen - odds_weight *", "return -policy_chosen + odds_weight *"),
         ("log_odds(policy_chosen) - log_odds(policy_rejected)", "policy_chosen - policy_rejected"),
         ("torch.log(-torch.expm1(mean_logp))", "torch.log1p(-torch.exp(mean_logp))"),
         ("mean_logp = mean_logp.clamp(max=-1e-12)\n", "pass\n"),
         ("baseline - (policy_chosen - ref_chosen)", "(policy_chosen - ref_chosen) - baseline"),
-        ("(policy_rejected - ref_rejected) - baseline", "(policy_rejected - ref_rejected) + baseline"),
+        (
+            "(policy_rejected - ref_rejected) - baseline",
+            "(policy_rejected - ref_rejected) + baseline",
+        ),
         ("undesirable = undesirable_weight *", "undesirable = desirable_weight *"),
         ("baseline = baseline.detach()", "pass"),
         ("return (desirable + undesirable) / 2", "return desirable + undesirable"),
         ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().clamp(min=0)"),
         ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().detach()"),
-        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).sum().clamp(min=0).detach()"),
-        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).clamp(min=0).mean().detach()"),
+        (
+            "(policy - ref).mean().clamp(min=0).detach()",
+            "(policy - ref).sum().clamp(min=0).detach()",
+        ),
+        (
+            "(policy - ref).mean().clamp(min=0).detach()",
+            "(policy - ref).clamp(min=0).mean().detach()",
+        ),
         ("(ref_chosen - policy_chosen).clamp(min=0)", "(policy_chosen - ref_chosen).clamp(min=0)"),
         ("(ref_chosen - policy_chosen).clamp(min=0)", "F.relu(ref_chosen - policy_chosen)"),
         ("beta * (h - penalty_weight * (ref_chosen", "(beta * h - penalty_weight * (ref_chosen"),
@@ -272,14 +361,19 @@ MISTAKES = {
         ("weight / total * tensor.double()", "weight * tensor.double()"),
         ("weight / total * tensor.double()", "tensor.double() / len(tensors)"),
         ("weight / total * tensor.double()", "weight / total * tensor"),
-        ("[tensor.dtype for tensor in tensors], torch.float32)", "[tensor.dtype for tensor in tensors])"),
+        (
+            "[tensor.dtype for tensor in tensors], torch.float32)",
+            "[tensor.dtype for tensor in tensors])",
+        ),
         ("tensor.dtype not in FLOATS or not tensor.isfinite().all()", "tensor.dtype not in FLOATS"),
         ('for name in first if "lora_A" in name', "for name in first"),
         ("SAME_START = 0.1", "SAME_START = 0.9"),
         ("    run.finish()\n", ""),
         ("read_json(folders[0] / lora.CONFIG)", "read_json(folders[-1] / lora.CONFIG)"),
-        ("(cosine := cosine_of_a(adapters[0], tensors)) < SAME_START",
-         "(cosine := cosine_of_a(adapters[0], tensors)) < -1"),
+        (
+            "(cosine := cosine_of_a(adapters[0], tensors)) < SAME_START",
+            "(cosine := cosine_of_a(adapters[0], tensors)) < -1",
+        ),
     ],
     "objective/policy_gradient.py": [
         ("above = reward - group_means(reward, group)[group]", "above = reward - reward.mean()"),
@@ -287,12 +381,16 @@ MISTAKES = {
         ("return torch.where(spread == 0, 0.0, above)", "return above"),
         ("count / (count - 1)\n        above", "1\n        above"),
         ("above / variance.sqrt()[group]", "above / variance[group]"),
-        ("return group_advantages(reward, group, scale=False) * (count / (count - 1)",
-         "return group_advantages(reward, group, scale=False) * (count / count"),
+        (
+            "return group_advantages(reward, group, scale=False) * (count / (count - 1)",
+            "return group_advantages(reward, group, scale=False) * (count / count",
+        ),
         ("return episode_advantage[episode] + weight *", "return episode_advantage[episode] + "),
         ("group_advantages(step_return, state, scale=False)", "step_return"),
-        ("group_advantages(step_return, state, scale=False)",
-         "group_advantages(step_return, episode, False)"),
+        (
+            "group_advantages(step_return, state, scale=False)",
+            "group_advantages(step_return, episode, False)",
+        ),
         ("value[1:], value.new_zeros(1)", "value[1:], value[-1:]"),
         ("delta[t] + gamma * lam * following", "delta[t] + lam * following"),
         ("delta[t] + gamma * lam * following", "delta[t] + gamma * following"),
@@ -309,7 +407,8 @@ MISTAKES = {
         ("(value - old_value).clamp(-clip, clip)", "(value - old_value)"),
         ("min(max(kl / target - 1, -0.2), 0.2)", "min(max(1 - kl / target, -0.2), 0.2)"),
         ("min(max(kl / target - 1, -0.2), 0.2)", "(kl / target - 1)"),
-        ("coefficient * (1 + 0.1 *", "coefficient * (1 +")],
+        ("coefficient * (1 + 0.1 *", "coefficient * (1 +"),
+    ],
     "objective/reward_model.py": [
         ("chosen - rejected - margin", "rejected - chosen - margin"),
         ("chosen - rejected - margin", "chosen - rejected + margin"),
@@ -319,14 +418,18 @@ MISTAKES = {
         ("torch.sigmoid(gap.abs())", "torch.sigmoid(2 * gap.abs())"),
         ("(right - confidence).abs().sum()", "(right - confidence).sum().abs()"),
         ("abs().sum() / pairs.sum()", "abs().sum() / len(pairs)"),
-        ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
+        ("((2 * confidence - 1) * bins)", "(confidence * bins)"),
+    ],
     "memory/loading.py": [
         ("load(source, torch.bfloat16, device).to(dtype)", "load(source, dtype, device)"),
         ("        model.read_in = torch.bfloat16\n", ""),
         ("slow = found != machine and is_slow", "slow = is_slow"),
         ('replace(found, dtype="rounded") if slow', 'replace(found, dtype="float32") if slow'),
-        ('replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")',
-         'replace(machine, dtype="bfloat16", act_dtype="float32")')],
+        (
+            'replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")',
+            'replace(machine, dtype="bfloat16", act_dtype="float32")',
+        ),
+    ],
     "memory/muon.py": [
         ("return x.mT if tall else x", "return x"),
         ("gram @ gram - 4.7750 * gram)", "gram @ gram + 4.7750 * gram)"),
@@ -351,7 +454,10 @@ MISTAKES = {
     "learning/ppo.py": [
         ("len(episodes), config.seed, labels", "len(episodes), 1, labels"),
         ("loss + options.value_weight *", "loss + 0.1 *"),
-        ("gae(reward, value, options.gamma, options.lam)", "gae(reward, value, options.lam, options.gamma)"),
+        (
+            "gae(reward, value, options.gamma, options.lam)",
+            "gae(reward, value, options.lam, options.gamma)",
+        ),
         ("[advantage + value for advantage", "[advantage for advantage"),
         ("starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0", "starts = [turn >= 0"),
         ("torch.zeros(len(together), dtype=torch.long)", "torch.arange(len(together)) % 2"),
@@ -367,9 +473,11 @@ MISTAKES = {
     "learning/grpo.py": [
         ("len(data.dialogues), config.seed, labels", "len(data.dialogues), 1, labels"),
         ("if len({e.solved for e in group}) > 1", "if len(group) > 1"),
-        ("data.by_token(turn_advantages(episodes, options))",
-         "data.by_token([-a for a in turn_advantages(episodes, options)])"),
-        ("reward, group, scale=options.advantage == \"grpo\")", "reward, group)"),
+        (
+            "data.by_token(turn_advantages(episodes, options))",
+            "data.by_token([-a for a in turn_advantages(episodes, options)])",
+        ),
+        ('reward, group, scale=options.advantage == "grpo")', "reward, group)"),
         ("(e.instance, turn.observation)", "turn.observation"),
         ("(e.instance, turn.observation)", "e.instance"),
         ("torch.arange(len(e.turns) - 1.0, -1, -1)", "torch.arange(1.0 * len(e.turns))"),
@@ -379,7 +487,8 @@ MISTAKES = {
         ("losses + options.kl * (ratio * kl if weigh_kl else kl)", "losses"),
         ("ratio * kl if weigh_kl else kl", "ratio * kl"),
         ("ratio * kl if weigh_kl else kl", "ratio.detach() * kl"),
-        ("(pushed_up & (ratio > 1 + options.high))", "(ratio > 1 + options.high)")],
+        ("(pushed_up & (ratio > 1 + options.high))", "(ratio > 1 + options.high)"),
+    ],
     "learning/rollouts.py": [
         ("    check_player(episodes, old, config.adapter)\n", ""),
         ("if e.forced or by_expert(e)", "if by_expert(e)"),
@@ -388,24 +497,41 @@ MISTAKES = {
         ("    picked = list(dict.fromkeys(picked))\n", ""),
         ("return old, ref or old", "return old, old"),
         ("old = logps_of(config.adapter,", "old = logps_of(config.reference or config.adapter,"),
-        ("trees, machine.walk_above)[trees.column]", "trees, machine.walk_above)[trees.row]")],
+        ("trees, machine.walk_above)[trees.column]", "trees, machine.walk_above)[trees.row]"),
+    ],
     "data/tree.py": [
         ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),
         ("for token in path[shared:]:", "for token in path[shared + 1:]:"),
         ("[end or len(ids) for end in ends]", "ends"),
-        ("depths += range(shared, len(trajectory))", "depths += range(shared + 1, len(trajectory) + 1)"),
+        (
+            "depths += range(shared, len(trajectory))",
+            "depths += range(shared + 1, len(trajectory) + 1)",
+        ),
         ("depths += range(shared, len(trajectory))", "depths += range(len(trajectory) - shared)"),
-        ("(key <= query) & (query < ends[:, None, :])", "(key < query) & (query < ends[:, None, :])"),
-        ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query <= ends[:, None, :])"),
+        (
+            "(key <= query) & (query < ends[:, None, :])",
+            "(key < query) & (query < ends[:, None, :])",
+        ),
+        (
+            "(key <= query) & (query < ends[:, None, :])",
+            "(key <= query) & (query <= ends[:, None, :])",
+        ),
         ("(key <= query) & (query < ends[:, None, :])", "(query < ends[:, None, :])"),
         ("(key <= query) & (query < ends[:, None, :])", "(key <= query)"),
-        ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query < ends[:, :, None])"),
+        (
+            "(key <= query) & (query < ends[:, None, :])",
+            "(key <= query) & (query < ends[:, :, None])",
+        ),
         ("if not parts or size > budget:", "if not parts or size >= budget:"),
-        ("            rows = []\n            size = _insert(rows, new)\n",
-         "            rows = []\n            size = 0\n"),
+        (
+            "            rows = []\n            size = _insert(rows, new)\n",
+            "            rows = []\n            size = 0\n",
+        ),
         ("            rows = []\n", ""),
-        ("        parts[-1].append(number)\n",
-         "        if len(parts[-1]) < 2:\n            parts[-1].append(number)\n"),
+        (
+            "        parts[-1].append(number)\n",
+            "        if len(parts[-1]) < 2:\n            parts[-1].append(number)\n",
+        ),
         ("rows[max(0, at - 1):at + 1]", "rows[max(0, at - 1):at]"),
     ],
     "data/batch.py": [
@@ -423,8 +549,10 @@ MISTAKES = {
         ("row.append(n)", "row.append(0)"),
         ("turns.append(turn)", "turns.append(0)"),
         ("enumerate(means, n)", "enumerate(means)"),
-        ("torch.full_like(row[its_entries], extra), mean[its_entries]",
-         "torch.full_like(row[its_entries], extra), weight[its_entries]"),
+        (
+            "torch.full_like(row[its_entries], extra), mean[its_entries]",
+            "torch.full_like(row[its_entries], extra), weight[its_entries]",
+        ),
         ("its_entries = row == trajectory", "its_entries = row != trajectory"),
         ('"mean": mean_weights,', '"mean": sum_weights,'),
         ("(len(batches[-1]) + 1) * row_length", "len(batches[-1]) * row_length"),
@@ -449,7 +577,8 @@ MISTAKES = {
         ("good or next(good_again), bad or next(bad_again)", "good or solved[0], bad or failed[0]"),
         ("in group if len(e.turns) > e.forced)", "in group if len(e.turns) >= e.forced)"),
         ("e.forced == start < len(e.turns)", "e.forced == start"),
-        ("for e in good} - {None}", "for e in good}"), ("here if e.solved} - {None}", "here if e.solved}"),
+        ("for e in good} - {None}", "for e in good}"),
+        ("here if e.solved} - {None}", "here if e.solved}"),
         ("if e.solved and e.turns and not e.forced]", "if e.turns and not e.forced]"),
         ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
         ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
@@ -474,7 +603,10 @@ MISTAKES = {
     "acting/collect.py": [
         (", golden_steps=command.golden_steps)", ")"),
         ("after = 1 + max(", "after = max("),
-        ("for said in begun or states(group) for _ in range(count)]", "for said in begun or states(group)]"),
+        (
+            "for said in begun or states(group) for _ in range(count)]",
+            "for said in begun or states(group)]",
+        ),
         ("if said] if whole > 1 else []", "if said]"),
         ("after + n, STEP_LIMIT", "n, STEP_LIMIT"),
     ],
@@ -499,8 +631,10 @@ MISTAKES = {
     ],
     "learning/selection.py": [
         ('"temperature", "temperatures", "top_p"', '"top_p"'),
-        ("for e in whole if None not in (values := step_values(e, groups[e.instance]))]",
-         "for e in whole if (values := step_values(e, groups[e.instance]))]"),
+        (
+            "for e in whole if None not in (values := step_values(e, groups[e.instance]))]",
+            "for e in whole if (values := step_values(e, groups[e.instance]))]",
+        ),
         ("e.reward >= threshold\n", "e.reward > threshold\n"),
         ("e.reward >= threshold\n", "e.reward <= threshold\n"),
         ("(by_expert(e) or uniform(e, seed) < ratio)", "uniform(e, seed) < ratio"),
@@ -529,7 +663,10 @@ MISTAKES = {
         ("key=lambda e: (by_expert(e), e.reward)", "key=lambda e: e.reward"),
         ("sorted(episodes[::-1], key", "sorted(episodes, key"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
-        ("value_weights(torch.tensor(values))).any()]", "value_weights(torch.tensor(values))) is not None]"),
+        (
+            "value_weights(torch.tensor(values))).any()]",
+            "value_weights(torch.tensor(values))) is not None]",
+        ),
         ("trees.weight * torch.cat(entries)", "torch.cat(entries)[:1] * trees.weight"),
     ],
     "learning/loss_table.py": [
@@ -540,17 +677,26 @@ MISTAKES = {
         ("return losses.sum() / batch.step_pairs, shares", "return losses.mean(), shares"),
         ("values.sum() / batch.step_pairs for", "values.mean() for"),
         ("return max(largest, machine.tree_tokens) if split else largest", "return largest"),
-        ("ref[dialogues][chosen],", "ref[dialogues][rejected],",
-         "ref[dialogues][rejected], torch", "ref[dialogues][chosen], torch"),
-        ("four = (scores[batch.chosen], scores[batch.rejected]",
-         "four = (scores[batch.rejected], scores[batch.chosen]"),
+        (
+            "ref[dialogues][chosen],",
+            "ref[dialogues][rejected],",
+            "ref[dialogues][rejected], torch",
+            "ref[dialogues][chosen], torch",
+        ),
+        (
+            "four = (scores[batch.chosen], scores[batch.rejected]",
+            "four = (scores[batch.rejected], scores[batch.chosen]",
+        ),
         ("scores[-len(losses):]", "scores[:len(losses)]"),
         ("enumerate(group.trajectories, len(dialogues))", "enumerate(group.trajectories)"),
         ("key = (side.instance, tuple", "key = (tuple"),
         ("        if numbers[c] == numbers[c + 1] and", "        if False and"),
         ("prompts[n - 1]", "prompts[n]"),
         ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
-        ("return kto_baseline(score_all(model, of_step,", "return -kto_baseline(score_all(model, of_step,"),
+        (
+            "return kto_baseline(score_all(model, of_step,",
+            "return -kto_baseline(score_all(model, of_step,",
+        ),
         ("for p in picked for d in data.pairs[p]", "for p in picked[:1] for d in data.pairs[p]"),
         ("for p in picked for d in data.pairs[p]", "for p in picked for d in data.pairs[p][:1]"),
     ],
@@ -563,8 +709,12 @@ def missing() -> list[str]:
     for name, mistakes in MISTAKES.items():
         path = ROOT / "minidpo" / name
         text = path.read_text() if path.is_file() else ""
-        absent += [f"{name} does not hold {old!r}" for changes in mistakes for old in changes[::2]
-                   if old not in text]
+        absent += [
+            f"{name} does not hold {old!r}"
+            for changes in mistakes
+            for old in changes[::2]
+            if old not in text
+        ]
     return absent
 
 
@@ -585,16 +735,35 @@ def killer(name: str, changes: tuple[str, ...]) -> str:
     with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
         copy = Path(folder)
         for part in ("minidpo", "envs", "tests", "docs"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "nano"))
+            shutil.copytree(
+                ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "nano")
+            )
         (copy / "minidpo" / "nano").symlink_to(ROOT / "minidpo" / "nano")
         shutil.copy(ROOT / "pytest.ini", copy)
         (copy / "minidpo" / name).write_text(mutated(name, changes))
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
-             *(f"tests/{test}" for test in TESTS[name])], cwd=copy, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MINIDPO_ORACLES": "/none"}, timeout=600)
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--no-header",
+                "--tb=no",
+                "-p",
+                "no:cacheprovider",
+                *(f"tests/{test}" for test in TESTS[name]),
+            ],
+            cwd=copy,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MINIDPO_ORACLES": "/none"},
+            timeout=600,
+        )
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    assert done.returncode in (0, 1, 2), f"{name}: pytest ended with {done.returncode}\n{done.stderr}"
+    assert done.returncode in (0, 1, 2), (
+        f"{name}: pytest ended with {done.returncode}\n{done.stderr}"
+    )
     return (failed or ["" if done.returncode == 0 else "it does not import"])[0].split(" - ")[0]
 
 
@@ -610,8 +779,12 @@ def main() -> int:
         for name, test in zip(names, pool.map(lambda name: killer(name, ()), names)):
             if test:  # else every mistake would look killed
                 parser.error(f"{name}: {test} fails before any mistake is made")
-    jobs = [(name, changes) for name, several in MISTAKES.items() for changes in several
-            if args.only in (None, name)]
+    jobs = [
+        (name, changes)
+        for name, several in MISTAKES.items()
+        for changes in several
+        if args.only in (None, name)
+    ]
     alive, killed = [], {}
     with ThreadPoolExecutor(args.workers) as pool:
         for (name, changes), test in zip(jobs, pool.map(lambda job: killer(*job), jobs)):
@@ -624,10 +797,17 @@ def main() -> int:
                 alive.append(f"{name}: {old} -> {new}")
     print(f"{len(jobs) - len(alive)} of {len(jobs)} mistakes killed")
     if args.only is None:
-        figures = {"mistakes": len(jobs), "killed": len(jobs) - len(alive),
-                   **{f"killed_{Path(name).stem}": count for name, count in killed.items()}}
-        result = {"figures": figures, "survived": alive, **circumstances("torch", "hypothesis", "pytest"),
-                  "command": "python tests/mutants.py"}
+        figures = {
+            "mistakes": len(jobs),
+            "killed": len(jobs) - len(alive),
+            **{f"killed_{Path(name).stem}": count for name, count in killed.items()},
+        }
+        result = {
+            "figures": figures,
+            "survived": alive,
+            **circumstances("torch", "hypothesis", "pytest"),
+            "command": "python tests/mutants.py",
+        }
         out = ROOT / "benchmarks" / "results" / "mutants.json"
         out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return len(alive) > 0

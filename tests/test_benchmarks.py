@@ -15,8 +15,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
 def run(script, *arguments):
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)], text=True,
-                          capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -25,15 +29,32 @@ def run(script, *arguments):
 def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     """Two of its parts, without the peers, which this Python need not have."""
     out = tmp_path / "out.json"
-    run("real_model.py", "--model", "minidpo/nano", "--parts", "sft,sampling", "--steps", 2, "--threads", 1,
-        "--work", tmp_path / "work", "--out", out)
+    run(
+        "real_model.py",
+        "--model",
+        "minidpo/nano",
+        "--parts",
+        "sft,sampling",
+        "--steps",
+        2,
+        "--threads",
+        1,
+        "--work",
+        tmp_path / "work",
+        "--out",
+        out,
+    )
     result = json.loads(out.read_text())
     assert {part["state"] for part in result["parts"].values()} == {"done"}
     figures = result["figures"]
     assert figures["sft_minidpo_bfloat16_last_loss"] == pytest.approx(
-        figures["sft_minidpo_float32_last_loss"], rel=0.1)
-    rates = [figures[f"generate_{case}_minidpo_{dtype}_tokens_per_s"] for case in ("1", "16", "64", "groups")
-             for dtype in ("float32", "bfloat16")]
+        figures["sft_minidpo_float32_last_loss"], rel=0.1
+    )
+    rates = [
+        figures[f"generate_{case}_minidpo_{dtype}_tokens_per_s"]
+        for case in ("1", "16", "64", "groups")
+        for dtype in ("float32", "bfloat16")
+    ]
     assert min(rates) > 0 and figures["generate_64_of_floor"] > 0
 
 
@@ -47,8 +68,19 @@ def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_shared_cores_times_both_ways_of_waiting(tmp_path):
-    run("shared_cores.py", "--shape", "tiny", "--tokens", 64, "--seconds", 0.1, "--turns", 1, "--out",
-        tmp_path / "out.json")
+    run(
+        "shared_cores.py",
+        "--shape",
+        "tiny",
+        "--tokens",
+        64,
+        "--seconds",
+        0.1,
+        "--turns",
+        1,
+        "--out",
+        tmp_path / "out.json",
+    )
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert figures.pop("threads") == 1 and len(figures) == 12 and min(figures.values()) > 0
 
@@ -67,8 +99,19 @@ def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_pat
     dpo_step.make_work("a", tmp_path / "a")
     pairs, batch = tmp_path / "a" / "pairs.json", 2  # four of its 64 pairs, two a step
     pairs.write_text(json.dumps(json.loads(pairs.read_text())[:4]))
-    run("minidpo_dpo.py", "--work", tmp_path / "a", "--out", tmp_path / "out.json", "--batch", batch,
-        "--steps", 2, "--threads", 1)
+    run(
+        "minidpo_dpo.py",
+        "--work",
+        tmp_path / "a",
+        "--out",
+        tmp_path / "out.json",
+        "--batch",
+        batch,
+        "--steps",
+        2,
+        "--threads",
+        1,
+    )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5) and len(result["step_s"]) == 2
     assert result["computed_tokens_per_step"] == batch * (192 + 48 + 48)
@@ -80,7 +123,9 @@ def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
 
     pairs = dpo_step.synthetic(20, 5, groups=2, good=3, bad=5)
     assert len(pairs) == 30 and len({tuple(pair["prompt_ids"]) for pair in pairs}) == 2
-    assert len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
+    assert (
+        len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +140,39 @@ def base(tmp_path_factory):
     from minidpo.model import checkpoint
     from minidpo.model.decoder import Transformer
 
-    model = Transformer(replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2))
+    model = Transformer(
+        replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    )
     initialise(model, torch.Generator().manual_seed(0))
     folder = tmp_path_factory.mktemp("base")
     checkpoint.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")
     return folder
 
 
-def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_base(tmp_path, base):
+def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_base(
+    tmp_path, base
+):
     import qwen2_7b_cuda as gpu
 
     gpu.make_work(base, tmp_path / "w", 20, 12)
-    run("minidpo_dpo.py", "--work", tmp_path / "w", "--out", tmp_path / "out.json", "--batch", 1, "--steps",
-        2, "--threads", 1, "--dtype", "bfloat16", "--four-bit", "--cache", tmp_path / "nf4")
+    run(
+        "minidpo_dpo.py",
+        "--work",
+        tmp_path / "w",
+        "--out",
+        tmp_path / "out.json",
+        "--batch",
+        1,
+        "--steps",
+        2,
+        "--threads",
+        1,
+        "--dtype",
+        "bfloat16",
+        "--four-bit",
+        "--cache",
+        tmp_path / "nf4",
+    )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5)
     assert (tmp_path / "nf4" / "index.json").is_file()
@@ -116,7 +181,8 @@ def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_recorded(
-        tmp_path, base, monkeypatch, fits):
+    tmp_path, base, monkeypatch, fits
+):
     """A pair of 2 x 1,024 tokens a step: 2 s of ours and 4 s of TRL's are 1,024 and 512 tokens/s."""
     import qwen2_7b_cuda as gpu
 
@@ -127,9 +193,18 @@ def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_
         calls.append((script, capped))
         if not ours and capped and not fits:
             return {"out_of_memory": True}
-        return {"step_s": [9.0] + [2.0 if ours else 4.0] * 2, "losses": [0.6931, 0.5], "peak_mib": 2048,
-                "earlier_peak_mib": 1024, "before_mib": 512, "precompute_s": 1, "load_s": 1, "trainable": 7,
-                "computed_tokens_per_step": 1536, "versions": {"torch": "2"}}
+        return {
+            "step_s": [9.0] + [2.0 if ours else 4.0] * 2,
+            "losses": [0.6931, 0.5],
+            "peak_mib": 2048,
+            "earlier_peak_mib": 1024,
+            "before_mib": 512,
+            "precompute_s": 1,
+            "load_s": 1,
+            "trainable": 7,
+            "computed_tokens_per_step": 1536,
+            "versions": {"torch": "2"},
+        }
 
     monkeypatch.setattr(gpu, "run_side", side)
     figures, _ = gpu.train(base, tmp_path / "w", "dpo", "cuda", "python")
@@ -150,25 +225,33 @@ def test_rollouts_on_the_recorded_page_are_counted(tmp_path, base, monkeypatch):
         monkeypatch.setattr(gpu, name, value)
     figures = asyncio.run(gpu.rollouts(base, tmp_path / "w" / "adapter", tmp_path / "nf4", "cpu"))
     assert 4 <= figures["rollout_written"] <= 2 * 2 * 3 and figures["rollout_tokens_per_s"] > 0
-    assert 2 * 538 < figures["rollout_longest"] < 2 * 700  # the page has 538 tokens, and is shown twice
+    assert (
+        2 * 538 < figures["rollout_longest"] < 2 * 700
+    )  # the page has 538 tokens, and is shown twice
 
 
 def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
     command = [sys.executable, ROOT / "benchmarks" / "qwen2_7b.py", "--device", "cuda"]
-    done = subprocess.run(command, text=True, capture_output=True,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    done = subprocess.run(
+        command, text=True, capture_output=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
     assert done.returncode == 1 and "sees no GPU" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_every_test_for_a_gpu_is_among_those_that_the_script_runs():
     import gpu
-    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")
-              if re.search(r"^(pytestmark = |@)pytest\.mark\.gpu$", path.read_text(), re.MULTILINE)}
+
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^(pytestmark = |@)pytest\.mark\.gpu$", path.read_text(), re.MULTILINE)
+    }
     assert marked == {*gpu.GPU_TESTS}
 
 
 def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no_other(
-        tmp_path, monkeypatch, capsys):
+    tmp_path, monkeypatch, capsys
+):
     import gpu
 
     out, work = tmp_path / "gpu.json", tmp_path / "work"
@@ -176,9 +259,26 @@ def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no
     (work / "tiny-a").write_text("a file where `steps` wants a folder")
 
     def ends_with(parts):
-        monkeypatch.setattr(sys, "argv", [
-            "gpu.py", "--device", "cpu", "--tiny", "--threads", "1", "--parts", parts, "--steps", "2",
-            "--work", str(work), "--out", str(out)])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            [
+                "gpu.py",
+                "--device",
+                "cpu",
+                "--tiny",
+                "--threads",
+                "1",
+                "--parts",
+                parts,
+                "--steps",
+                "2",
+                "--work",
+                str(work),
+                "--out",
+                str(out),
+            ],
+        )
         with pytest.raises(SystemExit) as end:
             gpu.main()
         return end.value.code, json.loads(out.read_text())
@@ -207,10 +307,20 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
 
     model = checkpoint.load(base).requires_grad_(False)
     prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
-    work = {"base": str(base), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
-            "device": "cpu", "dtype": "float32", "threads": 1}
-    sides = {side: json.loads(run("generate.py", "--side", side, json.dumps(work)))
-             for side in ("minidpo", "floor")}
+    work = {
+        "base": str(base),
+        "prompts": prompts,
+        "new": 3,
+        "temperature": 0.0,
+        "repeats": 1,
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+    }
+    sides = {
+        side: json.loads(run("generate.py", "--side", side, json.dumps(work)))
+        for side in ("minidpo", "floor")
+    }
     for ids, answer in zip(prompts, sides["minidpo"]["answers"], strict=True):
         for token in answer:
             assert token == int(model.head(model(torch.tensor([ids]))[0, -1]).argmax())
@@ -220,13 +330,28 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
 
 @pytest.mark.slow
 def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
-    run("rollout.py", "--pages", "2", "--instances", "1", "--tasks", "click-button", "--device", "cpu",
-        "--out", tmp_path / "out.json")
+    run(
+        "rollout.py",
+        "--pages",
+        "2",
+        "--instances",
+        "1",
+        "--tasks",
+        "click-button",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "out.json",
+    )
     result = json.loads((tmp_path / "out.json").read_text())
     figures = result["figures"]
     shares = [figures[f"2_in_{where}"] for where in ("model", "browser", "python")]
     assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert 0 < figures["2_model_busy"] < 1 and figures["2_in_browser"] > 0 and figures["2_browser_cores"] > 0
+    assert (
+        0 < figures["2_model_busy"] < 1
+        and figures["2_in_browser"] > 0
+        and figures["2_browser_cores"] > 0
+    )
     assert set(result) == {"figures", "date", "machine", "versions", "command"}
 
 
@@ -238,8 +363,12 @@ def test_the_head_adds_less_memory_than_the_logits_would():
 def test_the_driver_and_its_floor_solve_the_same_episodes_with_as_many_actions():
     import env_speed
 
-    rates, _ = asyncio.run(env_speed.measure(("enter-text",), (1, 2), turns=1, episodes=4, peers={}))
-    assert {side for side, _ in rates} == {(name, n) for name in ("minidpo", "floor") for n in (1, 2)}
+    rates, _ = asyncio.run(
+        env_speed.measure(("enter-text",), (1, 2), turns=1, episodes=4, peers={})
+    )
+    assert {side for side, _ in rates} == {
+        (name, n) for name in ("minidpo", "floor") for n in (1, 2)
+    }
     for ((episodes, actions),) in rates.values():
         assert actions == pytest.approx(2 * episodes)  # type, click
     assert env_speed.figures(rates)["vs_floor_ratio"] > 0
@@ -251,7 +380,11 @@ def test_speed_is_compared_at_the_best_number_of_pages_of_each_side():
 
     rates = {}
     for task, ours, floor, farama in (("click-a", 10, 20, 5), ("click-b", 40, 40, 10)):
-        rates[("minidpo", 4), task] = [(ours, 2 * ours), (1, 1), (99, 99)]  # the median of the turns counts
+        rates[("minidpo", 4), task] = [
+            (ours, 2 * ours),
+            (1, 1),
+            (99, 99),
+        ]  # the median of the turns counts
         rates[("minidpo", 8), task] = [(1, 2)]
         rates[("floor", 8), task] = [(floor, floor)]
         rates[("farama", 2), task] = [(farama, farama)]

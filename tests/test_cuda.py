@@ -14,9 +14,9 @@ from test_ppo import ppo
 from test_sft_dpo import dpo, folder, grpo, sft  # noqa: F401  (folder is a fixture)
 
 from benchmarks.answers import generate
+from envs.protocol import Observation
 from minidpo.acting.policies import Job, ModelPolicy
 from minidpo.acting.rollout import play
-from envs.protocol import Observation
 from minidpo.config import Sampling
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning import trainer
@@ -36,11 +36,20 @@ from minidpo.system.tensors import to_device
 pytestmark = pytest.mark.gpu
 CPU = Machine(device="cpu", dtype="float32")
 GPU = Machine(device="cuda", dtype="float32")
-FAMILIES = {"qwen2": {}, "qwen3": {"model_type": "qwen3", "head_dim": 16},
-            "llama3": {"model_type": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
-            "untied": {"tie_word_embeddings": False, "num_key_value_heads": 4}}
-LEARNERS = {"sft": sft, "dpo": dpo, "kto": partial(dpo, loss="kto"), "grpo": grpo, "ppo": ppo,
-            "muon": partial(sft, optimizer="muon", lr=1e-3)}
+FAMILIES = {
+    "qwen2": {},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "llama3": {"model_type": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
+    "untied": {"tie_word_embeddings": False, "num_key_value_heads": 4},
+}
+LEARNERS = {
+    "sft": sft,
+    "dpo": dpo,
+    "kto": partial(dpo, loss="kto"),
+    "grpo": grpo,
+    "ppo": ppo,
+    "muon": partial(sft, optimizer="muon", lr=1e-3),
+}
 family = pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 
 
@@ -54,7 +63,9 @@ def trees(rows=2):
     groups = []
     for group in range(rows):
         prompt = drawn(30 + 7 * group)
-        groups.append([Dialogue(prompt + drawn(n), [-1] * len(prompt) + [0] * n) for n in (9, 12, 5)])
+        groups.append(
+            [Dialogue(prompt + drawn(n), [-1] * len(prompt) + [0] * n) for n in (9, 12, 5)]
+        )
     return collate(groups)
 
 
@@ -62,8 +73,9 @@ def gradients(model, batch, device, walk_above=sys.maxsize):
     """Scores of the batch, and the adapter's gradient of their sum."""
     scores = batch_scores(model, to_device(batch, torch.device(device)), walk_above)
     scores.sum().backward()
-    return scores.detach().cpu(), {name: p.grad.cpu() for name, p in model.named_parameters()
-                                   if p.grad is not None}
+    return scores.detach().cpu(), {
+        name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def adapted(model):
@@ -99,7 +111,9 @@ def test_logits_of_a_gpu_are_those_of_a_cpu(changes, dtype, near):
 
 
 @family
-@pytest.mark.parametrize("way", ["plain", "recompute", "offload", "depth first", "depth first, recompute"])
+@pytest.mark.parametrize(
+    "way", ["plain", "recompute", "offload", "depth first", "depth first, recompute"]
+)
 def test_scores_and_gradients_of_trees_are_those_of_a_cpu(changes, way):
     walks = "depth first" in way
     batch = trees(1 if walks else 2)
@@ -117,7 +131,9 @@ def test_scores_and_gradients_of_trees_are_those_of_a_cpu(changes, way):
 
 def test_a_mask_and_scores_far_below_0_leave_the_gradient_finite():
     """As a tree padded to 1,088 tokens: where cuDNN attended, grad q was NaN (pytorch#196678)."""
-    q, k, v = (0.1 * torch.randn(1, 2, 1088, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    q, k, v = (
+        0.1 * torch.randn(1, 2, 1088, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
     q[..., 0], k[..., 0] = 1.0, -120 * 8.0  # every score about -120
     for each in (q, k, v):
         each.requires_grad_()
@@ -198,7 +214,9 @@ def test_one_kernel_is_really_made_where_a_compiler_is():
 
 def test_moments_in_8_bits_are_rounded_as_on_a_cpu():
     x = torch.randn(100 * adamw8bit.BLOCK, generator=torch.Generator().manual_seed(0))
-    for here, there in zip(adamw8bit.maps(torch.device("cpu")), adamw8bit.maps(torch.device("cuda"))):
+    for here, there in zip(
+        adamw8bit.maps(torch.device("cpu")), adamw8bit.maps(torch.device("cuda"))
+    ):
         codes, scale = adamw8bit.quantise(x, here)
         other_codes, other_scale = adamw8bit.quantise(x.cuda(), there)
         assert torch.equal(other_scale.cpu(), scale)
@@ -220,8 +238,14 @@ def test_a_training_is_that_of_a_cpu(folder, tmp_path, learner):  # noqa: F811
 @pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
 def test_all_that_saves_memory_trains_at_once(folder, tmp_path, stage):  # noqa: F811
     """A base in 4 bits and bf16, recomputed blocks whose inputs wait on the host, moments in 8 bits."""
-    machine = Machine(device="cuda", quantize="nf4", recompute=True, offload=True, cache=tmp_path / "nf4",
-                      memory_gib=4.0)
+    machine = Machine(
+        device="cuda",
+        quantize="nf4",
+        recompute=True,
+        offload=True,
+        cache=tmp_path / "nf4",
+        memory_gib=4.0,
+    )
     try:
         _, log = stage(folder, tmp_path / "out", machine, steps=12, lr=1e-2, optimizer="adamw8bit")
     finally:
@@ -267,8 +291,12 @@ def test_a_killed_training_goes_on_to_the_same_result(folder, tmp_path, learner,
 
 def requests_of(lengths, new=12):
     rng = random.Random(1)
-    return [Request(tuple(rng.randrange(420) for _ in range(n)), tuple(rng.random() for _ in range(new)))
-            for n in lengths]
+    return [
+        Request(
+            tuple(rng.randrange(420) for _ in range(n)), tuple(rng.random() for _ in range(new))
+        )
+        for n in lengths
+    ]
 
 
 @family
@@ -291,8 +319,8 @@ def test_in_bf16_an_answer_has_the_log_probs_that_a_plain_pass_gives_it(changes,
     requests = requests_of([1, 40, 3, 3, 17])
     for request, answer in zip(requests, generate(model, requests, 4, temperature)):
         ids = torch.tensor([request.ids + answer.ids], device="cuda")
-        logps = model.head(model(ids))[0, len(request.ids) - 1:-1].float().log_softmax(-1)
-        plain = logps.gather(-1, ids[0, len(request.ids):, None])[:, 0]
+        logps = model.head(model(ids))[0, len(request.ids) - 1 : -1].float().log_softmax(-1)
+        plain = logps.gather(-1, ids[0, len(request.ids) :, None])[:, 0]
         assert answer.logps == pytest.approx(plain.tolist(), abs=0.1)
 
 
@@ -311,12 +339,21 @@ def test_episodes_are_those_of_a_cpu(quantize, tmp_path, run):
     tiny.checkpoint(tmp_path / "base")
     played = []
     for machine in (CPU, GPU):
-        model, chat, _ = open_policy(str(tmp_path / "base"), None, replace(machine, quantize=quantize))
-        policy, episodes = ModelPolicy(model, chat, "tiny", Sampling(max_new_tokens=16), pages=3), []
+        model, chat, _ = open_policy(
+            str(tmp_path / "base"), None, replace(machine, quantize=quantize)
+        )
+        policy, episodes = (
+            ModelPolicy(model, chat, "tiny", Sampling(max_new_tokens=16), pages=3),
+            [],
+        )
         jobs = [Job("recorded", seed, index, 2) for seed in (0, 1) for index in range(3)]
         run(play([Recorded() for _ in range(3)], jobs, policy, episodes.append))
-        played.append({(episode.seed, episode.index): [turn.answer for turn in episode.turns]
-                       for episode in episodes})
+        played.append(
+            {
+                (episode.seed, episode.index): [turn.answer for turn in episode.turns]
+                for episode in episodes
+            }
+        )
     assert played[0] == played[1]
 
 

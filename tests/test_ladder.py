@@ -1,4 +1,5 @@
 """Collections whose browser is killed and stopped under them write the episodes of an undisturbed one."""
+
 import os
 import random
 import signal
@@ -17,10 +18,23 @@ from minidpo.acting.collect import make_jobs, play_to_file
 from minidpo.acting.policies import ExpertPolicy, Job, Reply
 from minidpo.data.episodes import read
 
-TASKS = ("click-button", "login-user", "click-checkboxes", "enter-password", "form-sequence-2", "click-tab-2",
-         "choose-list", "focus-text-2")
-ACCIDENTS = (("renderer", signal.SIGKILL), ("chromium", signal.SIGKILL), ("driver", signal.SIGKILL),
-             ("chromium", signal.SIGSTOP), ("renderer", signal.SIGSTOP))
+TASKS = (
+    "click-button",
+    "login-user",
+    "click-checkboxes",
+    "enter-password",
+    "form-sequence-2",
+    "click-tab-2",
+    "choose-list",
+    "focus-text-2",
+)
+ACCIDENTS = (
+    ("renderer", signal.SIGKILL),
+    ("chromium", signal.SIGKILL),
+    ("driver", signal.SIGKILL),
+    ("chromium", signal.SIGSTOP),
+    ("renderer", signal.SIGSTOP),
+)
 
 
 class Trouble(threading.Thread):
@@ -64,6 +78,7 @@ def collect(out, instances: int) -> dict:
 
 def episodes(path) -> list[dict]:
     """What a file tells, but for the seconds that things took: fields whose names end in _s."""
+
     def told(pairs):
         return {name: value for name, value in pairs if not name.endswith("_s")}
 
@@ -77,10 +92,14 @@ def short_deadlines(monkeypatch):
     monkeypatch.setattr(driver, "OPENING_S", 20.0)  # to start Chromium
 
 
-@pytest.mark.parametrize("instances, accidents", [
-    (6, 3), pytest.param(50, 20, marks=pytest.mark.slow)], ids=["48 episodes", "400 episodes"])
-def test_a_browser_killed_and_stopped_changes_no_episode(instances, accidents, tmp_path, monkeypatch,
-                                                         short_deadlines):
+@pytest.mark.parametrize(
+    "instances, accidents",
+    [(6, 3), pytest.param(50, 20, marks=pytest.mark.slow)],
+    ids=["48 episodes", "400 episodes"],
+)
+def test_a_browser_killed_and_stopped_changes_no_episode(
+    instances, accidents, tmp_path, monkeypatch, short_deadlines
+):
     trouble = Trouble([], seed=0)
     step = MiniWoB.step
 
@@ -125,7 +144,9 @@ class Patient:
 
 def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(driver, "REPLAYS", 0)
-    wanted = [Job(*job, 0, 9) for job in (("click-test", 1), ("click-test-2", 1), ("click-test", 2))]
+    wanted = [
+        Job(*job, 0, 9) for job in (("click-test", 1), ("click-test-2", 1), ("click-test", 2))
+    ]
     out, wish, program = tmp_path / "episodes.jsonl", tmp_path / "wish", tmp_path / "chromium"
     program.write_text(f"""#!/bin/sh
         (while sleep 0.05; do if rm {wish}; then kill -KILL -$$; fi; done) 2>/dev/null &
@@ -135,8 +156,10 @@ def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, m
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
     counts = play_to_file(Patient(wish), wanted, out, 1, "ladder")
     assert counts == {"episodes": 2, "solved": 2, "env_errors": 1}
-    told = (f"given up, because the browser failed: 1. They are not in {out}; a loop goes on without "
-            "them, and a command of its own tries them when it is started again: click-test-2 seed 1: ")
+    told = (
+        f"given up, because the browser failed: 1. They are not in {out}; a loop goes on without "
+        "them, and a command of its own tries them when it is started again: click-test-2 seed 1: "
+    )
     assert told in capsys.readouterr().out
     assert [episode.key for episode in read(out)] == [wanted[0][:3], wanted[2][:3]]
     monkeypatch.delenv("MINIDPO_CHROMIUM")

@@ -1,4 +1,5 @@
 """`pip install .`: the package has all that it needs, and the program does what the scripts do."""
+
 import os
 import re
 import shutil
@@ -17,9 +18,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_folder_with_code_or_data_is_named():
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for top in ("minidpo", "envs")
-               for path in (ROOT / top).rglob("*.*") if "__pycache__" not in path.parts}
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    folders = {
+        str(path.parent.relative_to(ROOT)).replace("/", ".")
+        for top in ("minidpo", "envs")
+        for path in (ROOT / top).rglob("*.*")
+        if "__pycache__" not in path.parts
+    }
     assert listed == folders | {"minidpo.configs", "minidpo.configs.papers", "minidpo.docs"}
 
 
@@ -28,10 +35,13 @@ def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
     with pytest.raises(SystemExit, match="2"):
         commands.main()
     assert capsys.readouterr().err == (
-        "error: minidpo has no command 'fly'; there are train, collect, evaluate, check\n")
-    for typo, error in ((["colect"], "minidpo has no command 'colect' (is it collect?); there are "),
-                        (["train", "evaluat"], "train.py has no command 'evaluat'; there are sft, loop, "),
-                        (["train", "lop"], "train.py has no command 'lop' (is it loop?); there are sft, ")):
+        "error: minidpo has no command 'fly'; there are train, collect, evaluate, check\n"
+    )
+    for typo, error in (
+        (["colect"], "minidpo has no command 'colect' (is it collect?); there are "),
+        (["train", "evaluat"], "train.py has no command 'evaluat'; there are sft, loop, "),
+        (["train", "lop"], "train.py has no command 'lop' (is it loop?); there are sft, "),
+    ):
         with pytest.raises(ValueError, match=re.escape(error)):
             commands.dispatch(typo)
     monkeypatch.setattr(sys, "argv", ["minidpo", "--help"])
@@ -57,12 +67,15 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
 
 
 def test_an_installed_minidpo_names_its_program_and_not_the_scripts(monkeypatch, capsys):
-    said = ("python collect.py, .venv/bin/python evaluate.py --watch; train.py check; "
-            "run make setup, or pip; recollect.py")
+    said = (
+        "python collect.py, .venv/bin/python evaluate.py --watch; train.py check; "
+        "run make setup, or pip; recollect.py"
+    )
     assert command_line.as_started(said) == said
     monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
     assert command_line.as_started(said) == (
-        "minidpo collect, minidpo evaluate --watch; minidpo train check; pip; recollect.py")
+        "minidpo collect, minidpo evaluate --watch; minidpo train check; pip; recollect.py"
+    )
     for run, argument in ((commands.collect, "--sampling.temperatur"), (commands.train, "plann")):
         monkeypatch.setattr(sys, "argv", ["minidpo", argument])
         with pytest.raises(SystemExit, match="2"):
@@ -81,7 +94,11 @@ def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_done(monkeypatch,
 
 
 def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any_folder(tmp_path):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MAKE", "PYTHONPATH"))
+    }
     for name in ("checkout", "other"):  # the other one's .venv is a link to the first one's
         (tmp_path / name / "envs" / "miniwob").mkdir(parents=True)
         (tmp_path / name / "envs" / "miniwob" / "install.py").touch()  # there is a browser
@@ -92,39 +109,83 @@ def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any
     (tmp_path / "other" / ".venv").symlink_to(venv)
     (venv / "complete").touch()
     for name in ("checkout", "other"):
-        done = subprocess.run(["make", "setup"], cwd=tmp_path / name, env=clean, capture_output=True,
-                              text=True)
+        done = subprocess.run(
+            ["make", "setup"], cwd=tmp_path / name, env=clean, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].startswith("minidpo is set up: make demo ")
     code = "import envs.miniwob.install; print(envs.miniwob.install.__file__)"
-    done = subprocess.run([venv / "bin" / "python", "-c", code], cwd=tmp_path, env=clean, capture_output=True,
-                          text=True)
-    assert done.stdout.strip() == str(tmp_path / "checkout" / "envs" / "miniwob" / "install.py"), done.stderr
+    done = subprocess.run(
+        [venv / "bin" / "python", "-c", code],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(tmp_path / "checkout" / "envs" / "miniwob" / "install.py"), (
+        done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
     """Needs the package registry, for setuptools."""
-    for name in ("minidpo", "envs", "configs", "docs"):  # elsewhere, because building leaves folders behind
-        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (
+        "minidpo",
+        "envs",
+        "configs",
+        "docs",
+    ):  # elsewhere, because building leaves folders behind
+        shutil.copytree(
+            ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "source")
-    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path),
-             str(tmp_path / "source")]
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "-q",
+        "-w",
+        str(tmp_path),
+        str(tmp_path / "source"),
+    ]
     subprocess.run(wheel, check=True)
-    path, = tmp_path.glob("minidpo-*.whl")
+    (path,) = tmp_path.glob("minidpo-*.whl")
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
-    assert {"minidpo/nano/model.safetensors", "minidpo/miniwob/adapter_model.safetensors",
-            "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
-            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md",
-            "minidpo/docs/your-own-loss.md"} <= names
+    assert {
+        "minidpo/nano/model.safetensors",
+        "minidpo/miniwob/adapter_model.safetensors",
+        "minidpo/configs/demo.toml",
+        "minidpo/configs/papers/eto.toml",
+        "minidpo/results/report.js",
+        "envs/miniwob/browser/tab.js",
+        "minidpo/docs/exercises.md",
+        "minidpo/docs/your-own-loss.md",
+    } <= names
     assert "minidpo/docs/report.png" not in names
     code = "from minidpo.commands import main; main()"
-    flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()
-    done = subprocess.run([sys.executable, "-c", code, "collect", *flags], cwd=tmp_path, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    flags = [
+        "--model",
+        "minidpo/nano",
+        "--tasks",
+        "click-button",
+        "--instances",
+        "1",
+        "--group",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "collect", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "rollouts.jsonl").read_text().count("\n") == 1

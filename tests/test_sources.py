@@ -29,12 +29,16 @@ from minidpo.objective.losses import advantage_weights
 from minidpo.results.replay import trained_pairs
 from minidpo.system.files import read_json, write_json
 
-rewards = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 3)), min_size=1, max_size=12)
+rewards = st.lists(
+    st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 3)), min_size=1, max_size=12
+)
 
 
 def weights(pairs, temperature=0.5):
     reward, group = zip(*pairs)
-    return advantage_weights(torch.tensor(reward, dtype=torch.float64), torch.tensor(group), temperature)
+    return advantage_weights(
+        torch.tensor(reward, dtype=torch.float64), torch.tensor(group), temperature
+    )
 
 
 @given(rewards, st.floats(0.05, 20))
@@ -65,51 +69,80 @@ def test_a_group_without_a_difference_weighs_what_the_mean_success_does_and_a_ho
 def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options):  # noqa: F811
     options = SFT(**{"steps": 3, "lr": 1e-3, "warmup": 0, "batch": 8, **options})
     data = tuple(folder / name for name in data.split())
-    train_sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
-                          lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
+    train_sft(
+        SFTCommand(
+            str(folder / "base"),
+            data,
+            start and folder / start,
+            out,
+            sft=options,
+            lora=LoRAConfig(rank=4, dropout=dropout),
+            machine=HERE,
+        )
+    )
     return finished(out)
 
 
 def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
     """Before "b" half of the continuations solve, behind it none; what came after it teaches nothing."""
     failed = tiny.episode("abc", "failed", index=0)
-    onward = [tiny.episode(said, outcome, index=n, forced=forced) for n, (said, outcome, forced) in enumerate(
-        [("ax", "solved", 0), ("ax", "solved", 1), ("abc", "failed", 1), ("abc", "failed", 2)], start=1)]
+    onward = [
+        tiny.episode(said, outcome, index=n, forced=forced)
+        for n, (said, outcome, forced) in enumerate(
+            [("ax", "solved", 0), ("ax", "solved", 1), ("abc", "failed", 1), ("abc", "failed", 2)],
+            start=1,
+        )
+    ]
     episodes, by_turn = valued([failed, *onward], ())
-    assert [e.said for e in episodes] == [("a", "b", "c"), ("a", "x")]  # those whole and the agent's own
+    assert [e.said for e in episodes] == [
+        ("a", "b", "c"),
+        ("a", "x"),
+    ]  # those whole and the agent's own
     assert [weights.tolist() for weights in by_turn] == [[1.0, 0.0, 0.0], [1.0, 2.0]]
     assert valued([failed, *onward[:2]], ())[0] == [onward[0]]  # nobody went on behind "ab"
     lost = tiny.episode("b", "failed", index=9, seed=2)
     assert valued([failed, *onward, lost], ())[0] == episodes  # no step of it counts
     by_script = [tiny.episode("ay", policy="expert"), tiny.episode("ay", policy="dagger", forced=1)]
-    again, same = valued([failed, *onward, *by_script], ())  # how often the agent solves they do not say
+    again, same = valued(
+        [failed, *onward, *by_script], ()
+    )  # how often the agent solves they do not say
     assert again == episodes and [w.tolist() for w in same] == [w.tolist() for w in by_turn]
 
 
 def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_step_has_no_gradient(
-        folder, tmp_path):  # noqa: F811
+    folder, tmp_path
+):
     """Bit for bit: the same adapter and the same log."""
     right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
-    solved = [tiny.episode(said, seed=seed, index=n, forced=forced) for seed in range(3)
-              for n, (said, forced) in enumerate([(right, 0), (both, 0), (both, 1)])]
+    solved = [
+        tiny.episode(said, seed=seed, index=n, forced=forced)
+        for seed in range(3)
+        for n, (said, forced) in enumerate([(right, 0), (both, 0), (both, 1)])
+    ]
     episodes_file(folder / "all.jsonl", solved)
     episodes_file(folder / "own.jsonl", [e for e in solved if not e.forced])
     weighed = train(folder, tmp_path / "value", "all.jsonl", weighting="value")
     assert weighed == train(folder, tmp_path / "plain", "own.jsonl")
     failed = tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)
-    for continuations, says in (([], "no episode with continuations .* for sft.weighting"),
-                                ([replace(failed, index=2, forced=1)], "each step has the value 0")):
+    for continuations, says in (
+        ([], "no episode with continuations .* for sft.weighting"),
+        ([replace(failed, index=2, forced=1)], "each step has the value 0"),
+    ):
         episodes_file(folder / "lost.jsonl", [failed, *continuations])
         with pytest.raises(NothingToLearn, match=f"lost.jsonl: {says}"):
             train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")
 
 
 def test_each_token_counts_by_the_weight_of_its_turn(folder):  # noqa: F811
-    episodes = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=0), tiny.episode((WRONG,), index=1)]
+    episodes = [
+        tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=0),
+        tiny.episode((WRONG,), index=1),
+    ]
     dialogues, names = dialogues_of(episodes, tiny.chat(), 1024)
     by_turn = [torch.tensor([0.0, 2.0]), torch.tensor([3.0])]
-    (batch,) = sft_batches(Demonstrations(dialogues, names, [1.0, 1.0], by_turn), [1, 0], torch.device("cpu"),
-                           4096)
+    (batch,) = sft_batches(
+        Demonstrations(dialogues, names, [1.0, 1.0], by_turn), [1, 0], torch.device("cpu"), 4096
+    )
     written = [[turn for turn in dialogue.turns if turn >= 0] for dialogue in dialogues]
     expected = [3.0] * len(written[1]) + [2.0 * turn for turn in written[0]]
     assert batch.trees.weight.tolist() == expected and batch.step_tokens == len(expected)
@@ -128,7 +161,9 @@ def test_fine_tuning_that_goes_on_begins_where_the_adapter_stands(folder, tmp_pa
 
 
 def test_several_files_are_one_and_what_was_said_twice_can_count_once(folder, tmp_path):  # noqa: F811
-    twice, log = train(folder, tmp_path / "twice", "demos.jsonl demos.jsonl", batch=4, distinct=True)
+    twice, log = train(
+        folder, tmp_path / "twice", "demos.jsonl demos.jsonl", batch=4, distinct=True
+    )
     once, again = train(folder, tmp_path / "once", "demos.jsonl", batch=4)
     assert twice == once and log == again
     _, doubled = train(folder, tmp_path / "doubled", "demos.jsonl demos.jsonl", batch=4)
@@ -139,7 +174,9 @@ def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):
     """Both instances have 2 successes and 2 failures: weights e and 1/e over (e + 1/e)/2."""
     group = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
-    _, cold = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage", temperature=0.25))
+    _, cold = imitated(
+        read(folder / "rollouts.jsonl"), SFT(weighting="advantage", temperature=0.25)
+    )
     assert cold[0] / cold[2] == pytest.approx(math.exp(1 / 0.25))
     assert len(imitated(read(folder / "rollouts.jsonl"), SFT())[0]) == 4
 
@@ -154,14 +191,19 @@ def test_what_is_selected_is_weighted_by_its_reward():
 def test_a_threshold_that_nothing_reaches_says_what_to_change(folder, tmp_path):  # noqa: F811
     near = [replace(tiny.episode(outcome="failed", index=n), reward=0.2 * n) for n in range(3)]
     episodes_file(tmp_path / "near.jsonl", near)
-    with pytest.raises(NothingToLearn, match="near.jsonl: none of 3 episodes is to be imitated, the highest "
-                                             "reward is 0.4: explore more, lower the threshold or raise"):
+    with pytest.raises(
+        NothingToLearn,
+        match="near.jsonl: none of 3 episodes is to be imitated, the highest "
+        "reward is 0.4: explore more, lower the threshold or raise",
+    ):
         train(tmp_path, tmp_path / "out", "near.jsonl", weighting="reward", threshold=0.5)
 
 
 def test_reward_weighted_imitation_trains_on_failures_that_were_paid(folder, tmp_path):  # noqa: F811
     played = read(folder / "rollouts.jsonl")
-    episodes_file(folder / "paid.jsonl", [replace(e, reward=1.0 if e.solved else 0.5) for e in played])
+    episodes_file(
+        folder / "paid.jsonl", [replace(e, reward=1.0 if e.solved else 0.5) for e in played]
+    )
     _, solved = train(folder, tmp_path / "solved", "paid.jsonl")
     _, evolved = train(folder, tmp_path / "evolved", "paid.jsonl", weighting="reward")
     assert evolved == solved
@@ -173,7 +215,9 @@ def test_an_episodes_weight_multiplies_its_own_log_prob(folder):  # noqa: F811
     """Scores of -1, -2 .. and weights of 1, 2 .. by episode, in micro-batches of one or two."""
     dialogues, names = dialogues_of(read(folder / "rollouts.jsonl"), tiny.chat(), 1024)
     weights, picked, loss = [n + 1.0 for n in range(len(dialogues))], [5, 0, 3], 0.0
-    for batch in sft_batches(Demonstrations(dialogues, names, weights), picked, torch.device("cpu"), 400):
+    for batch in sft_batches(
+        Demonstrations(dialogues, names, weights), picked, torch.device("cpu"), 400
+    ):
         scores = torch.tensor([-float(1 + names.index(name)) for name in batch.names])
         loss += sft_objective(batch, scores)[0].item()
     written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
@@ -184,13 +228,24 @@ def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder
     train(folder, tmp_path / "other", start="adapter")
 
     def first(start, reference, out):
-        train_dpo(DPOCommand(str(folder / "base"), start, reference=reference, out=out, machine=HERE,
-                              data=(folder / "rollouts.jsonl",), dpo=DPO(steps=1, warmup=0, lr=1e-4)))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                start,
+                reference=reference,
+                out=out,
+                machine=HERE,
+                data=(folder / "rollouts.jsonl",),
+                dpo=DPO(steps=1, warmup=0, lr=1e-4),
+            )
+        )
         return finished(out)[1][0]
 
     ours, theirs = folder / "adapter", tmp_path / "other" / "adapter"
     there, back = first(ours, theirs, tmp_path / "1"), first(theirs, ours, tmp_path / "2")
-    assert abs(there["margin"]) > 1e-4 and there["margin"] == pytest.approx(-back["margin"], rel=1e-3)
+    assert abs(there["margin"]) > 1e-4 and there["margin"] == pytest.approx(
+        -back["margin"], rel=1e-3
+    )
     assert first(ours, ours, tmp_path / "3")["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
@@ -199,42 +254,82 @@ def test_dropout_is_off_whether_a_reference_is_named_or_not(folder, tmp_path):  
     start = tmp_path / "sft" / "adapter"
     logs = []
     for n, reference in enumerate((None, start)):
-        train_dpo(DPOCommand(str(folder / "base"), start, reference=reference, out=tmp_path / str(n),
-                              data=(folder / "rollouts.jsonl",), machine=HERE,
-                              dpo=DPO(steps=2, warmup=0, lr=1e-3)))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                start,
+                reference=reference,
+                out=tmp_path / str(n),
+                data=(folder / "rollouts.jsonl",),
+                machine=HERE,
+                dpo=DPO(steps=2, warmup=0, lr=1e-3),
+            )
+        )
         logs.append(finished(tmp_path / str(n)))
     assert logs[0] == logs[1] and logs[0][1][0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_the_nll_term_imitates_no_failure(folder, tmp_path):  # noqa: F811
     """Two failures, one nearer: with the NLL term and without, the first step is the same."""
-    played = [tiny.episode((said,), "failed", seed=seed, index=n, progress=float(n))
-              for seed in range(2) for n, said in enumerate((WRONG, tiny.CLICK_1))]
+    played = [
+        tiny.episode((said,), "failed", seed=seed, index=n, progress=float(n))
+        for seed in range(2)
+        for n, said in enumerate((WRONG, tiny.CLICK_1))
+    ]
     episodes_file(tmp_path / "failed.jsonl", played)
     logs = []
     for nll in (0.0, 5.0):
-        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
-                              out=tmp_path / str(nll), machine=HERE,
-                              dpo=DPO(steps=2, warmup=0, nll=nll, dense=True)))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                data=(tmp_path / "failed.jsonl",),
+                out=tmp_path / str(nll),
+                machine=HERE,
+                dpo=DPO(steps=2, warmup=0, nll=nll, dense=True),
+            )
+        )
         logs.append(finished(tmp_path / str(nll)))
     assert logs[0] == logs[1]
 
 
 def test_rehearsal_adds_nll_times_the_loss_of_sft(folder, tmp_path):  # noqa: F811
     """The first step's loss grows by nll times that of SFT on these episodes."""
-    solved = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2)[n:], seed=seed) for n, seed in enumerate((7, 8))]
+    solved = [
+        tiny.episode((tiny.CLICK_1, tiny.CLICK_2)[n:], seed=seed) for n, seed in enumerate((7, 8))
+    ]
     shared = {"data": (episodes_file(tmp_path / "solved.jsonl", solved),), "machine": HERE}
-    train_sft(SFTCommand(str(folder / "base"), adapter=folder / "adapter", out=tmp_path / "sft", **shared,
-                         lora=LoRAConfig(rank=4), sft=SFT(steps=1, batch=2, lr=1e-4, warmup=0)))
+    train_sft(
+        SFTCommand(
+            str(folder / "base"),
+            adapter=folder / "adapter",
+            out=tmp_path / "sft",
+            **shared,
+            lora=LoRAConfig(rank=4),
+            sft=SFT(steps=1, batch=2, lr=1e-4, warmup=0),
+        )
+    )
     imitation, logs = finished(tmp_path / "sft")[1][0]["loss"], []
     for rehearse in (0, 3):
-        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / str(rehearse),
-                             **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
-                             dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=rehearse, lr=1e-3)))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                out=tmp_path / str(rehearse),
+                **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
+                dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=rehearse, lr=1e-3),
+            )
+        )
         logs.append(finished(tmp_path / str(rehearse))[1])
-    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / "in-turn",
-                         **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
-                         dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=1, lr=1e-9)))
+    train_dpo(
+        DPOCommand(
+            str(folder / "base"),
+            folder / "adapter",
+            out=tmp_path / "in-turn",
+            **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
+            dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=1, lr=1e-9),
+        )
+    )
     each = [record["rehearsal"] for record in finished(tmp_path / "in-turn")[1]]
     assert each[0] != pytest.approx(each[1], rel=1e-3)  # another episode in each step
     assert "rehearsal" not in logs[0][0]
@@ -245,59 +340,118 @@ def test_rehearsal_adds_nll_times_the_loss_of_sft(folder, tmp_path):  # noqa: F8
 
 def test_golden_episodes_of_other_instances_are_refused(folder, tmp_path):  # noqa: F811
     episodes_file(tmp_path / "golden.jsonl", [tiny.episode(seed=77, policy="expert")])
-    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of an instance that was explored"):
-        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
-                              golden=tmp_path / "golden.jsonl", out=tmp_path / "run", machine=HERE,
-                              dpo=DPO(pairs="mixture")))
+    with pytest.raises(
+        ValueError, match="golden.jsonl: no solved episode of an instance that was explored"
+    ):
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                data=(folder / "rollouts.jsonl",),
+                golden=tmp_path / "golden.jsonl",
+                out=tmp_path / "run",
+                machine=HERE,
+                dpo=DPO(pairs="mixture"),
+            )
+        )
 
 
 def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, tmp_path):  # noqa: F811
     plain = dpo(folder, tmp_path / "plain")
-    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", reference=folder / "adapter",
-                          data=(folder / "rollouts.jsonl",), out=tmp_path / "named", machine=HERE,
-                          dpo=DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2)))
+    train_dpo(
+        DPOCommand(
+            str(folder / "base"),
+            folder / "adapter",
+            reference=folder / "adapter",
+            data=(folder / "rollouts.jsonl",),
+            out=tmp_path / "named",
+            machine=HERE,
+            dpo=DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2),
+        )
+    )
     assert finished(tmp_path / "named") == plain
 
 
 def spoken(episodes):
     """The same, whose actions are their words."""
-    return [replace(e, turns=tuple(replace(turn, action=turn.answer) for turn in e.turns)) for e in episodes]
+    return [
+        replace(e, turns=tuple(replace(turn, action=turn.answer) for turn in e.turns))
+        for e in episodes
+    ]
 
 
-@pytest.mark.parametrize("source, counts", [("expert", {"expert": 8}), ("outcome", {"outcome": 8}),
-                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4}),
-                                            ("efficient", {"efficient": 2})])
+@pytest.mark.parametrize(
+    "source, counts",
+    [
+        ("expert", {"expert": 8}),
+        ("outcome", {"outcome": 8}),
+        ("stepwise", {"stepwise": 4}),
+        ("unpaired", {"unpaired": 4}),
+        ("efficient", {"efficient": 2}),
+    ],
+)
 def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
     """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
-    golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n,
-                           instruction=f"Click on Submit, {seed}.") for seed in range(2) for n in (1, 2)]
+    golden = [
+        tiny.episode(
+            (tiny.CLICK_2,) * n,
+            seed=seed,
+            policy="expert",
+            index=n,
+            instruction=f"Click on Submit, {seed}.",
+        )
+        for seed in range(2)
+        for n in (1, 2)
+    ]
     episodes_file(tmp_path / "golden.jsonl", spoken(golden))
     episodes_file(tmp_path / "rollouts.jsonl", spoken(read(folder / "rollouts.jsonl")))
     loss = {"loss": "kto"} if source == "unpaired" else {"pairs_per_instance": 9}
     file = tmp_path / "golden.jsonl" if source in ("expert", "stepwise") else None
-    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rollouts.jsonl",),
-                          golden=file, out=tmp_path / "run", machine=HERE,
-                          dpo=DPO(steps=2, warmup=0, batch=4, pairs=source, **loss)))
-    told = [json.loads(line) for line in (tmp_path / "run" / "pairs.jsonl").read_text().splitlines()]
+    train_dpo(
+        DPOCommand(
+            str(folder / "base"),
+            folder / "adapter",
+            data=(tmp_path / "rollouts.jsonl",),
+            golden=file,
+            out=tmp_path / "run",
+            machine=HERE,
+            dpo=DPO(steps=2, warmup=0, batch=4, pairs=source, **loss),
+        )
+    )
+    told = [
+        json.loads(line) for line in (tmp_path / "run" / "pairs.jsonl").read_text().splitlines()
+    ]
     assert {source: len(told)} == counts and {pair["source"] for pair in told} == {source}
-    assert all(pair["chosen"]["policy"] == ("expert" if source == "expert" else pair["chosen"]["policy"])
-               for pair in told)
+    assert all(
+        pair["chosen"]["policy"] == ("expert" if source == "expert" else pair["chosen"]["policy"])
+        for pair in told
+    )
     assert [record["step"] for record in finished(tmp_path / "run")[1]] == [1, 2]
 
 
 def test_a_margin_trains_alike_where_rewards_are_0_and_1_and_on_near_misses_where_they_are_not(
-        folder, tmp_path):  # noqa: F811
+    folder, tmp_path
+):
     plain = dpo(folder, tmp_path / "verdict")
     assert dpo(folder, tmp_path / "reward", margin=0.5) == plain
     with pytest.raises(NothingToLearn, match="at most they are 1: set the margin below that$"):
         dpo(folder, tmp_path / "wide", margin=1.0)
-    failed = [replace(e, outcome="failed", reward=e.reward / 2) for e in read(folder / "rollouts.jsonl")]
+    failed = [
+        replace(e, outcome="failed", reward=e.reward / 2) for e in read(folder / "rollouts.jsonl")
+    ]
     episodes_file(tmp_path / "failed.jsonl", failed)
-    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
-                         out=tmp_path / "near", machine=HERE, dpo=DPO(steps=2, warmup=0, batch=4, margin=0.0,
-                                                                       nll=1.0))
+    command = DPOCommand(
+        str(folder / "base"),
+        folder / "adapter",
+        data=(tmp_path / "failed.jsonl",),
+        out=tmp_path / "near",
+        machine=HERE,
+        dpo=DPO(steps=2, warmup=0, batch=4, margin=0.0, nll=1.0),
+    )
     train_dpo(command)
-    told = [json.loads(line) for line in (tmp_path / "near" / "pairs.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(line) for line in (tmp_path / "near" / "pairs.jsonl").read_text().splitlines()
+    ]
     assert {(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in told} == {(0.5, 0.0)}
     first = finished(tmp_path / "near")[1][0]
     assert first["loss"] == pytest.approx(math.log(2))  # a failure is preferred, and not imitated
@@ -308,9 +462,15 @@ def test_earlier_failures_are_on_record_and_a_run_knows_them_by_content(folder, 
     played = [replace(e, policy="before@1") for e in read(folder / "rollouts.jsonl")]
     episodes_file(tmp_path / "before.jsonl", played)
     episodes_file(tmp_path / "now.jsonl", [replace(e, policy="now@2") for e in played if e.solved])
-    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "now.jsonl",),
-                         failures=(tmp_path / "before.jsonl",), out=tmp_path / "run", machine=HERE,
-                         dpo=DPO(steps=2, warmup=0, batch=4))
+    command = DPOCommand(
+        str(folder / "base"),
+        folder / "adapter",
+        data=(tmp_path / "now.jsonl",),
+        failures=(tmp_path / "before.jsonl",),
+        out=tmp_path / "run",
+        machine=HERE,
+        dpo=DPO(steps=2, warmup=0, batch=4),
+    )
     with pytest.raises(NothingToLearn):
         train_dpo(replace(command, failures=()))
     train_dpo(command)
@@ -323,12 +483,16 @@ def test_earlier_failures_are_on_record_and_a_run_knows_them_by_content(folder, 
     with pytest.raises(ValueError, match=r"other settings \(failures of other content\)"):
         train_dpo(replace(command, failures=(tmp_path / "other.jsonl",)))
     episodes_file(tmp_path / "elsewhere.jsonl", [replace(e, seed=99) for e in played])
-    with pytest.raises(ValueError, match="elsewhere.jsonl: no episode of an instance that was explored"):
+    with pytest.raises(
+        ValueError, match="elsewhere.jsonl: no episode of an instance that was explored"
+    ):
         train_dpo(replace(command, failures=(tmp_path / "elsewhere.jsonl",)))
     with pytest.raises(NothingToLearn):  # nothing failed before: so nothing is added
         shutil.copyfile(tmp_path / "now.jsonl", tmp_path / "copy.jsonl")
         load_pairs(replace(command, failures=(tmp_path / "copy.jsonl",)), "end")
-    unpaired = replace(command, failures=(tmp_path / "other.jsonl",), dpo=DPO(loss="kto", pairs="unpaired"))
+    unpaired = replace(
+        command, failures=(tmp_path / "other.jsonl",), dpo=DPO(loss="kto", pairs="unpaired")
+    )
     assert {p.rejected.policy for p in load_pairs(unpaired, "end")} == {"before@1"}
 
 
@@ -356,7 +520,10 @@ def test_of_a_relabelled_episode_the_experts_first_answer_is_imitated_and_nothin
     assert counted.ids == given_too.ids
     assert set(counted.turns) == {-1, 0} and set(given_too.turns) == {-1, 0, 1}
     assert [turn >= 0 for turn in counted.turns] == [turn == 1 for turn in given_too.turns]
-    again = [relabelled(tiny.CLICK_1, tiny.CLICK_2, end, forced=1, seed=1) for end in (WRONG, tiny.CLICK_1)]
+    again = [
+        relabelled(tiny.CLICK_1, tiny.CLICK_2, end, forced=1, seed=1)
+        for end in (WRONG, tiny.CLICK_1)
+    ]
     assert len(imitated(again, SFT(distinct=True))[0]) == 1
     advantage, _ = imitated([unsolved, *again], SFT(weighting="advantage"))
     assert [len(e.turns) for e in advantage] == [2, 2]
@@ -371,31 +538,52 @@ def test_relabelled_states_train_beside_demonstrations_and_are_no_rollouts(folde
     _, more = train(tmp_path, tmp_path / "more", "demos.jsonl dagger.jsonl")
     assert more != plain and all(math.isfinite(record["loss"]) for record in more)
     shown, rollouts = tmp_path / "dagger.jsonl", (folder / "rollouts.jsonl",)
-    for command in (DPOCommand(data=(shown,)),
-                    DPOCommand(data=rollouts, golden=shown, dpo=DPO(pairs="expert")),
-                    DPOCommand(data=(shown,), golden=shown, dpo=DPO(pairs="dagger"))):
-        with pytest.raises(ValueError, match="an expert's answer to a state .* is imitated by train.py sft"):
+    for command in (
+        DPOCommand(data=(shown,)),
+        DPOCommand(data=rollouts, golden=shown, dpo=DPO(pairs="expert")),
+        DPOCommand(data=(shown,), golden=shown, dpo=DPO(pairs="dagger")),
+    ):
+        with pytest.raises(
+            ValueError, match="an expert's answer to a state .* is imitated by train.py sft"
+        ):
             load_pairs(command, "end")
-    for golden, says in ((None, "needs --golden FILE: .*, by collect.py --policy dagger$"),
-                         (folder / "demos.jsonl", "demos.jsonl: .* needs experts' answers in the states")):
-        with pytest.raises(ValueError, match=f"--dpo.pairs dagger {says}" if golden is None else says):
+    for golden, says in (
+        (None, "needs --golden FILE: .*, by collect.py --policy dagger$"),
+        (folder / "demos.jsonl", "demos.jsonl: .* needs experts' answers in the states"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"--dpo.pairs dagger {says}" if golden is None else says
+        ):
             load_pairs(DPOCommand(data=rollouts, golden=golden, dpo=DPO(pairs="dagger")), "end")
 
 
 @pytest.fixture
 def answers(tmp_path, folder):  # noqa: F811
     """Of each of two instances the failures Wrong and Field-Wrong, and the expert in both states."""
-    failed = [tiny.episode((tiny.CLICK_1,) * n + (WRONG,), "failed", seed=seed, index=n)
-              for seed in (0, 1) for n in (0, 1)]
-    experts = [replace(relabelled(*[tiny.CLICK_1] * n, tiny.CLICK_2, forced=n, seed=seed), index=n)
-               for seed in (0, 1) for n in (0, 1)]
-    return DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / "run", machine=HERE,
-                      data=(episodes_file(tmp_path / "agent.jsonl", spoken(failed)),),
-                      golden=episodes_file(tmp_path / "answers.jsonl", spoken(experts)),
-                      dpo=DPO(steps=2, warmup=0, batch=4, nll=1.0, pairs="dagger"))
+    failed = [
+        tiny.episode((tiny.CLICK_1,) * n + (WRONG,), "failed", seed=seed, index=n)
+        for seed in (0, 1)
+        for n in (0, 1)
+    ]
+    experts = [
+        replace(relabelled(*[tiny.CLICK_1] * n, tiny.CLICK_2, forced=n, seed=seed), index=n)
+        for seed in (0, 1)
+        for n in (0, 1)
+    ]
+    return DPOCommand(
+        str(folder / "base"),
+        folder / "adapter",
+        out=tmp_path / "run",
+        machine=HERE,
+        data=(episodes_file(tmp_path / "agent.jsonl", spoken(failed)),),
+        golden=episodes_file(tmp_path / "answers.jsonl", spoken(experts)),
+        dpo=DPO(steps=2, warmup=0, batch=4, nll=1.0, pairs="dagger"),
+    )
 
 
-def test_of_a_dagger_pair_the_two_last_answers_count_and_what_the_agent_did_before_is_given(answers):
+def test_of_a_dagger_pair_the_two_last_answers_count_and_what_the_agent_did_before_is_given(
+    answers,
+):
     pairs = load_pairs(answers, "end")
     for until in ("end", "token"):
         data = tokenise(pairs, tiny.chat(), 1024, until)
@@ -405,14 +593,23 @@ def test_of_a_dagger_pair_the_two_last_answers_count_and_what_the_agent_did_befo
             assert chosen.ids[:begin] == rejected.ids[:begin]
             assert set(chosen.turns[:begin]) == set(rejected.turns[:begin]) == {-1}
             assert rejected.turns[begin] == 0 and {*chosen.turns, *rejected.turns} == {-1, 0}
-            assert (tiny.CLICK_1 in tiny.chat().decode(chosen.ids[:begin])) == (pair.chosen.forced == 1)
+            assert (tiny.CLICK_1 in tiny.chat().decode(chosen.ids[:begin])) == (
+                pair.chosen.forced == 1
+            )
 
 
 def letter_by_letter(episode):
     """As if the agent had sampled each byte as a token of its own, and the end."""
     chat = tiny.chat()
-    return replace(episode, turns=tuple(replace(turn, ids=(
-        *(i for letter in turn.answer for i in chat.encode(letter)), chat.end)) for turn in episode.turns))
+    return replace(
+        episode,
+        turns=tuple(
+            replace(
+                turn, ids=(*(i for letter in turn.answer for i in chat.encode(letter)), chat.end)
+            )
+            for turn in episode.turns
+        ),
+    )
 
 
 def test_what_a_dagger_pair_shares_is_as_it_was_sampled_in_training_and_in_the_report(answers):
@@ -424,11 +621,14 @@ def test_what_a_dagger_pair_shares_is_as_it_was_sampled_in_training_and_in_the_r
     for pair, (c, r) in zip(pairs, data.pairs, strict=True):
         chosen, rejected = data.dialogues[c], data.dialogues[r]
         begin = chosen.turns.index(0)
-        assert chosen.ids[:begin] == rejected.ids[:begin] and chosen.turns[:begin] == rejected.turns[:begin]
+        assert (
+            chosen.ids[:begin] == rejected.ids[:begin]
+            and chosen.turns[:begin] == rejected.turns[:begin]
+        )
         if pair.chosen.forced:
             given = pair.rejected.turns[0].ids
             assert len(given) > len(tiny.chat().encode(tiny.CLICK_1)) + 1
-            assert any(tuple(chosen.ids[t:t + len(given)]) == given for t in range(begin))
+            assert any(tuple(chosen.ids[t : t + len(given)]) == given for t in range(begin))
     train_dpo(answers)
     assert trained_pairs(answers.out) == pairs
 
@@ -464,8 +664,9 @@ def test_dagger_pairs_that_are_written_for_trl_count_what_we_count(answers):
 def test_experts_answers_are_preferred_beside_an_nll_term_and_the_pairs_can_be_shown(answers):
     train_dpo(answers)
     told = [json.loads(line) for line in (answers.out / "pairs.jsonl").read_text().splitlines()]
-    assert {(pair["source"], pair["chosen"]["policy"], pair["chosen"]["forced"]) for pair in told} == {
-        ("dagger", "dagger", 0), ("dagger", "dagger", 1)}
+    assert {
+        (pair["source"], pair["chosen"]["policy"], pair["chosen"]["forced"]) for pair in told
+    } == {("dagger", "dagger", 0), ("dagger", "dagger", 1)}
     first = finished(answers.out)[1][0]
     assert first["loss"] > math.log(2) and first["margin"] == pytest.approx(0, abs=1e-5)
     shown = trained_pairs(answers.out)
@@ -476,54 +677,98 @@ def test_experts_answers_are_preferred_beside_an_nll_term_and_the_pairs_can_be_s
 
 def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa: F811
     """Failures of an instance: Wrong, and Field-Wrong, which acts twice alike on an unchanged page."""
-    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",))
-    lengths = {name: {len(pair.rejected.turns) for pair in load_pairs(replace(command, dpo=DPO(
-        loss="kto", pairs="unpaired", **{name: True})), "end")} for name in ("clean", "noisy")}
+    command = DPOCommand(
+        str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",)
+    )
+    lengths = {
+        name: {
+            len(pair.rejected.turns)
+            for pair in load_pairs(
+                replace(command, dpo=DPO(loss="kto", pairs="unpaired", **{name: True})), "end"
+            )
+        }
+        for name in ("clean", "noisy")
+    }
     assert lengths == {"clean": {1}, "noisy": {2}}
 
 
 def test_pairs_can_be_clean_or_noisy_and_few_of_each_task(folder):  # noqa: F811
-    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",))
+    command = DPOCommand(
+        str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",)
+    )
 
     def found(**options):
         return load_pairs(replace(command, dpo=DPO(**options)), "end")
 
-    assert [{len(pair.rejected.turns) for pair in found(**{name: True})} for name in ("clean", "noisy")] == [
-        {1}, {2}]
+    assert [
+        {len(pair.rejected.turns) for pair in found(**{name: True})} for name in ("clean", "noisy")
+    ] == [{1}, {2}]
     assert [len(found(pairs_per_task=most)) for most in (1, 3)] == [1, 3]
 
 
 def test_unpaired_outcomes_may_be_the_same_words(tmp_path):
     """What once solved and once failed, by the page's own chance, is judged each time."""
-    twice = [tiny.episode(outcome=outcome, index=n) for n, outcome in enumerate(("solved", "failed"))]
+    twice = [
+        tiny.episode(outcome=outcome, index=n) for n, outcome in enumerate(("solved", "failed"))
+    ]
     data = tokenise(unpaired(twice, seed=1), tiny.chat(), 999, "end")
     assert data.pairs == [(0, 0)] and len(data.dialogues) == 1
 
 
-@pytest.mark.parametrize("options, golden, says", [
-    ({"pairs": "expert"}, False, "--dpo.pairs expert needs --golden FILE"),
-    ({"pairs": "outcome"}, True, "--dpo.pairs outcome takes no --golden"),
-    ({"pairs": "unpaired", "loss": "kto", "until": "turn"}, False, "--dpo.until turn cuts where two"),
-])
+@pytest.mark.parametrize(
+    "options, golden, says",
+    [
+        ({"pairs": "expert"}, False, "--dpo.pairs expert needs --golden FILE"),
+        ({"pairs": "outcome"}, True, "--dpo.pairs outcome takes no --golden"),
+        (
+            {"pairs": "unpaired", "loss": "kto", "until": "turn"},
+            False,
+            "--dpo.until turn cuts where two",
+        ),
+    ],
+)
 def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
-        folder, tmp_path, monkeypatch, options, golden, says):  # noqa: F811
-    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("the model was loaded"))
+    folder, tmp_path, monkeypatch, options, golden, says
+):
+    monkeypatch.setattr(
+        "minidpo.memory.loading.open_model", lambda *_: pytest.fail("the model was loaded")
+    )
     with pytest.raises(ValueError, match=says):
-        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
-                              golden=folder / "demos.jsonl" if golden else None, out=tmp_path / "run",
-                              dpo=DPO(**options), machine=HERE))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                data=(folder / "rollouts.jsonl",),
+                golden=folder / "demos.jsonl" if golden else None,
+                out=tmp_path / "run",
+                dpo=DPO(**options),
+                machine=HERE,
+            )
+        )
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("options, says", [
-    ({"pairs": "unpaired"}, "as only the loss kto does"),
-    ({"pairs": "unpaired", "loss": "kto", "dense": True}, "as only the loss kto does"),
-    ({"pairs": "unpaired", "loss": "kto", "pairs_per_task": 3}, "no pairs for .* pairs_per_task to count"),
-    ({"pairs": "unpaired", "loss": "kto", "pairs_per_instance": 9}, "no pairs for pairs_per_instance"),
-    ({"loss": "orpo", "dense": True}, "orpo imitates the chosen"),
-    ({"pairs": "unpaired", "loss": "kto", "nll": 1.0, "rehearse": 4}, "no solved episode to rehearse"),
-    ({"rehearse": 4}, "rehearse imitates with the weight of nll, which is 0"),
-])
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"pairs": "unpaired"}, "as only the loss kto does"),
+        ({"pairs": "unpaired", "loss": "kto", "dense": True}, "as only the loss kto does"),
+        (
+            {"pairs": "unpaired", "loss": "kto", "pairs_per_task": 3},
+            "no pairs for .* pairs_per_task to count",
+        ),
+        (
+            {"pairs": "unpaired", "loss": "kto", "pairs_per_instance": 9},
+            "no pairs for pairs_per_instance",
+        ),
+        ({"loss": "orpo", "dense": True}, "orpo imitates the chosen"),
+        (
+            {"pairs": "unpaired", "loss": "kto", "nll": 1.0, "rehearse": 4},
+            "no solved episode to rehearse",
+        ),
+        ({"rehearse": 4}, "rehearse imitates with the weight of nll, which is 0"),
+    ],
+)
 def test_options_of_pairs_that_contradict_each_other_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         DPO(**options)

@@ -28,20 +28,24 @@ def source_of(path, name):
     for part in name.split("."):
         found = next(node for node in body if getattr(node, "name", None) == part)
         body = found.body
-    return textwrap.dedent("\n".join(text.splitlines()[found.lineno - 1:found.end_lineno]))
+    return textwrap.dedent("\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno]))
 
 
-@pytest.mark.parametrize("path, name, code", QUOTES, ids=[f"{path}-{name}" for path, name, _ in QUOTES])
+@pytest.mark.parametrize(
+    "path, name, code", QUOTES, ids=[f"{path}-{name}" for path, name, _ in QUOTES]
+)
 def test_code_in_the_tour_stands_in_the_source(path, name, code):
     lines = source_of(path, name).splitlines()
     quoted = code.rstrip("\n").splitlines()
-    runs = [textwrap.dedent("\n".join(lines[i:i + len(quoted)])) for i in range(len(lines))]
+    runs = [textwrap.dedent("\n".join(lines[i : i + len(quoted)])) for i in range(len(lines))]
     assert "\n".join(quoted) in runs, f"{path}: {name} has no such lines (any more)"
     assert len(quoted) <= 6
 
 
 @stops
-def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that_is_answered(title, text):
+def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that_is_answered(
+    title, text
+):
     file = re.search(r"`(minidpo/\w+/\w+\.py)`$", title)
     assert file and (ROOT / file[1]).is_file()
     assert [path for path, _, _ in QUOTES if f"# {path}:" in text] == [file[1]]
@@ -72,8 +76,16 @@ def test_laws_that_the_tour_names_are_tests():
 @pytest.mark.slow
 def test_the_commands_of_the_tour_run_one_after_the_other(tmp_path):
     """All but the last, which is `make demo-nano`, in a folder of their own."""
-    for path in ("minidpo", "envs", "tests", "configs", "benchmarks", "docs", "README.md",
-                 *(script.name for script in ROOT.glob("*.py"))):
+    for path in (
+        "minidpo",
+        "envs",
+        "tests",
+        "configs",
+        "benchmarks",
+        "docs",
+        "README.md",
+        *(script.name for script in ROOT.glob("*.py")),
+    ):
         (tmp_path / path).symlink_to(ROOT / path)
     for words in commands(TOUR):
         if words[2:3] == ["loop"]:
@@ -82,4 +94,6 @@ def test_the_commands_of_the_tour_run_one_after_the_other(tmp_path):
         expected = (-9, 137) if words[0] == "timeout" else (1,) if laws else (0,)
         words = [sys.executable if word == "python" else word for word in words]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode in expected, f"{' '.join(words)}: {done.stdout[-500:]} {done.stderr[-2000:]}"
+        assert done.returncode in expected, (
+            f"{' '.join(words)}: {done.stdout[-500:]} {done.stderr[-2000:]}"
+        )

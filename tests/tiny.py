@@ -24,8 +24,15 @@ CLICK_2 = write('button "Submit" [2]', 'CLICK(ref="2")')
 
 
 def config(vocab=420, **changes) -> ModelConfig:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 1024}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 1024,
+    }
     return ModelConfig(vocab, **{**sizes, **changes})
 
 
@@ -73,9 +80,21 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def episode(answers=(CLICK_2,), outcome="solved", seed=1, index=0, task="click-button", **changes) -> Episode:
+def episode(
+    answers=(CLICK_2,), outcome="solved", seed=1, index=0, task="click-button", **changes
+) -> Episode:
     """The agent gave these answers to the same page."""
     turns = tuple(Turn(PAGE, answer, 'CLICK(ref="2")') for answer in answers)
-    return Episode(**{"task": task, "seed": seed, "index": index, "instruction": "Click on Submit.",
-                      "turns": turns, "outcome": outcome, "reward": float(outcome == "solved"),
-                      "policy": "tiny", **changes})
+    return Episode(
+        **{
+            "task": task,
+            "seed": seed,
+            "index": index,
+            "instruction": "Click on Submit.",
+            "turns": turns,
+            "outcome": outcome,
+            "reward": float(outcome == "solved"),
+            "policy": "tiny",
+            **changes,
+        }
+    )

@@ -23,8 +23,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study.rates import Study, compared, studied, success  # noqa: E402
 from benchmarks.study.rows import bullets, gain, of_seeds, paragraph, rate, table, verdicts  # noqa: E402
-from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
-                                  run_missing)
+from benchmarks.study.run import (
+    asked_of,
+    outcome,
+    parser_of,
+    played_with,
+    recorded_lines,
+    run_missing,
+)
 from minidpo.acting.collect import collect  # noqa: E402
 from minidpo.config import DPO, CollectCommand, DPOCommand, EvaluateCommand  # noqa: E402
 from minidpo.learning.dpo import dpo  # noqa: E402
@@ -37,14 +43,31 @@ from minidpo.system import command_line, processes  # noqa: E402
 from minidpo.system.files import write_text  # noqa: E402
 
 LINES, RUNS = RESULTS / "credit.jsonl", Path("runs/credit")
-TASKS = ("email-inbox-forward-nl", "email-inbox-forward-nl-turk", "read-table-2", "sign-agreement",
-         "text-editor", "use-spinner")
-START, ROWS = "start", {  # a row's pairs, where they are cut, and what it is
-    "whole": ("expert", "end", "a golden episode over a failure"),
-    "thirds": ("segments", "end", "and golden thirds over what was done in place of each"),
-    "steps": ("stepwise", "end", "a golden step, or one that led to a solution, over one that did not"),
-    "whole-cut": ("expert", "token", "as `whole`, the failure cut behind its first token that differs"),
-}
+TASKS = (
+    "email-inbox-forward-nl",
+    "email-inbox-forward-nl-turk",
+    "read-table-2",
+    "sign-agreement",
+    "text-editor",
+    "use-spinner",
+)
+START, ROWS = (
+    "start",
+    {  # a row's pairs, where they are cut, and what it is
+        "whole": ("expert", "end", "a golden episode over a failure"),
+        "thirds": ("segments", "end", "and golden thirds over what was done in place of each"),
+        "steps": (
+            "stepwise",
+            "end",
+            "a golden step, or one that led to a solution, over one that did not",
+        ),
+        "whole-cut": (
+            "expert",
+            "token",
+            "as `whole`, the failure cut behind its first token that differs",
+        ),
+    },
+)
 LEARNING = DPO(steps=12, batch=16, lr=3e-4, warmup=3, beta=1.0, nll=5.0)
 INSTANCES, GROUP, EPISODES = 10, 6, 20  # explored a task, episodes of each; held out a task
 MACHINE = Machine(dtype="bfloat16", pages=32, page_tokens=4096)
@@ -61,12 +84,32 @@ def explored(seed: int) -> tuple[Path, Path]:
     """The files of one seed that all rows learn from: rollouts from golden steps on, and golden episodes."""
     out = folder_of(seed)
     agent = CollectCommand(
-        "smollm2", seed=seed, machine=MACHINE, adapter=Path(MINIWOB), tasks=",".join(TASKS),
-        instances=INSTANCES, first=FIRST + 10_000 * (seed - 1), group=GROUP, golden=out / "golden.jsonl",
-        golden_steps="every", out=out / "rollouts.jsonl")
-    if not (complete := done_marker(agent.out)).is_file():  # then it is as it is, whatever a browser gave up
-        collect(replace(agent, policy="expert", adapter=None, golden=None, golden_steps="drawn", group=1,
-                        out=agent.golden))
+        "smollm2",
+        seed=seed,
+        machine=MACHINE,
+        adapter=Path(MINIWOB),
+        tasks=",".join(TASKS),
+        instances=INSTANCES,
+        first=FIRST + 10_000 * (seed - 1),
+        group=GROUP,
+        golden=out / "golden.jsonl",
+        golden_steps="every",
+        out=out / "rollouts.jsonl",
+    )
+    if not (
+        complete := done_marker(agent.out)
+    ).is_file():  # then it is as it is, whatever a browser gave up
+        collect(
+            replace(
+                agent,
+                policy="expert",
+                adapter=None,
+                golden=None,
+                golden_steps="drawn",
+                group=1,
+                out=agent.golden,
+            )
+        )
         collect(agent)
         processes.on_rank_0(write_text, complete, "complete\n")
     return agent.out, agent.golden
@@ -77,18 +120,38 @@ def run(arm: str, seed: int) -> list[dict]:
     the rows on record began with another agent."""
     out, adapter, about = folder_of(seed), Path(MINIWOB), played_with(seed)
     about |= {"processes": processes.world_size(), "start": adapter_sha256(adapter)}
-    if others := [line["start"][-1] for line in recorded_lines(LINES) if line["start"] != about["start"]]:
-        raise ValueError(f"{MINIWOB} is not the agent that the rows of {LINES} began with: bring that one "
-                         f"back (weights {others[0][:8]}; `git log {MINIWOB}`), or delete these lines")
+    if others := [
+        line["start"][-1] for line in recorded_lines(LINES) if line["start"] != about["start"]
+    ]:
+        raise ValueError(
+            f"{MINIWOB} is not the agent that the rows of {LINES} began with: bring that one "
+            f"back (weights {others[0][:8]}; `git log {MINIWOB}`), or delete these lines"
+        )
     if arm != START:
         rollouts, golden = explored(seed)
         pairs, until, _ = ROWS[arm]
-        dpo(DPOCommand("smollm2", seed=seed, machine=MACHINE, adapter=adapter, data=(rollouts,),
-                       golden=golden, out=out / arm, dpo=replace(LEARNING, pairs=pairs, until=until)))
+        dpo(
+            DPOCommand(
+                "smollm2",
+                seed=seed,
+                machine=MACHINE,
+                adapter=adapter,
+                data=(rollouts,),
+                golden=golden,
+                out=out / arm,
+                dpo=replace(LEARNING, pairs=pairs, until=until),
+            )
+        )
         adapter = out / arm / "adapter"
         about["pairs"] = len((out / arm / "pairs.jsonl").read_text().splitlines())
-    command = EvaluateCommand("smollm2", seed=seed, machine=MACHINE, tasks=",".join(TASKS), episodes=EPISODES,
-                              out=out / "evaluation")
+    command = EvaluateCommand(
+        "smollm2",
+        seed=seed,
+        machine=MACHINE,
+        tasks=",".join(TASKS),
+        episodes=EPISODES,
+        out=out / "evaluation",
+    )
     played = play_held_out(command, arm, adapter)
     return [{"arm": arm, **about, "greedy": outcome(played, list(TASKS), EPISODES)}]
 
@@ -99,7 +162,9 @@ def document(number: int) -> list[str]:
     if START not in study:
         return []
     if len({str(line["start"]) for line in lines}) > 1:
-        raise ValueError(f"{LINES}: its rows began with different agents (`start`): delete the lines of one")
+        raise ValueError(
+            f"{LINES}: its rows began with different agents (`start`): delete the lines of one"
+        )
     weights = str(next(iter(study[START].values()))["start"][-1])[:8]
     about = f"""`benchmarks/study/credit.py`: the agent that shipped when it ran (`minidpo/miniwob`, weights
         {weights}) plays {INSTANCES} instances of each of {len(TASKS)} tasks whose golden episodes have three
@@ -116,18 +181,31 @@ def document(number: int) -> list[str]:
     ran, rows = [arm for arm in ROWS if arm in study], []
     comparisons = ((START, ran), ("whole", [arm for arm in ran if arm != "whole"]))
     for arm in (START, *ran):
-        gains = [gain(compared(study, before, arm, "greedy") if arm in arms else None)
-                 for before, arms in comparisons]
+        gains = [
+            gain(compared(study, before, arm, "greedy") if arm in arms else None)
+            for before, arms in comparisons
+        ]
         what = "that agent" if arm == START else ROWS[arm][2]
         greedy = success(study, arm, "greedy")
         if arm == START:  # no training: it is one agent, which was played once a seed
             greedy = greedy._replace(low=None, high=None)
-        rows.append([f"`{arm}`", what, counted(study, arm), of_seeds(study, arm), rate(greedy), *gains])
-    said = [sentence for before, arms in comparisons
-            for sentence in verdicts(study, before, arms, "greedy", WHERE)]
-    said += [f"- Not run: `{arm}` ({what})." for arm, (_, _, what) in ROWS.items() if arm not in study]
-    return [f"## {number}. Whole episodes, thirds or steps, from the same rollouts", paragraph(about),
-            table(head, rows), bullets(said)]
+        rows.append(
+            [f"`{arm}`", what, counted(study, arm), of_seeds(study, arm), rate(greedy), *gains]
+        )
+    said = [
+        sentence
+        for before, arms in comparisons
+        for sentence in verdicts(study, before, arms, "greedy", WHERE)
+    ]
+    said += [
+        f"- Not run: `{arm}` ({what})." for arm, (_, _, what) in ROWS.items() if arm not in study
+    ]
+    return [
+        f"## {number}. Whole episodes, thirds or steps, from the same rollouts",
+        paragraph(about),
+        table(head, rows),
+        bullets(said),
+    ]
 
 
 def counted(study: Study, arm: str) -> str:

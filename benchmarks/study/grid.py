@@ -10,8 +10,10 @@ ROOT = Path(__file__).parents[2]
 RUNS = Path("runs/study")
 # No agent was trained on these tasks, and the base read none. The SFT policy solves some instances of each
 # (seen on validation seeds).
-UNSEEN = ("click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsible,unicode-test,navigate-tree,"
-          "identify-shape")
+UNSEEN = (
+    "click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsible,unicode-test,navigate-tree,"
+    "identify-shape"
+)
 BEST_OF = 4  # tries of the row `sft-best`
 
 BASE = "dpo"
@@ -52,4 +54,8 @@ GRID = {
     "rounds-rft": "--rounds 3 --learn rft",
     "beta-0.3": "--dpo.beta 0.3",
 }
-ALONE = ("demos-1", "demos-20", "selfplay")  # these begin with a first policy of their own, not with BASE's
+ALONE = (
+    "demos-1",
+    "demos-20",
+    "selfplay",
+)  # these begin with a first policy of their own, not with BASE's

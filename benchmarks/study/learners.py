@@ -25,12 +25,36 @@ from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study import credit  # noqa: E402
 from benchmarks.study.document import record_study  # noqa: E402
 from benchmarks.study.preface import missing  # noqa: E402
-from benchmarks.study.rates import (Study, compared, config_of, difference, needs, sft_of,  # noqa: E402
-                                    studied, success)
-from benchmarks.study.rows import (bullets, gain, of_seeds, over_seeds, paragraph, rate,  # noqa: E402
-                                   several, table, verdicts)
-from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
-                                  refuse_mixed, run_missing)
+from benchmarks.study.rates import (
+    Study,
+    compared,
+    config_of,
+    difference,
+    needs,
+    sft_of,
+    studied,
+    success,
+)
+from benchmarks.study.rows import (
+    bullets,
+    gain,
+    of_seeds,
+    over_seeds,
+    paragraph,
+    rate,
+    several,
+    table,
+    verdicts,
+)
+from benchmarks.study.run import (
+    asked_of,
+    outcome,
+    parser_of,
+    played_with,
+    recorded_lines,
+    refuse_mixed,
+    run_missing,
+)
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
@@ -56,23 +80,45 @@ ROWS = {  # a row's flags, and what it is
     "gigpo": ("--learn gigpo", "GiGPO"),
     "expert": ("--dpo.pairs expert", "a golden episode over a failure (ETO)"),
     "segments": ("--dpo.pairs segments", "and golden thirds over what came in place of each (HPL)"),
-    "stepwise": ("--dpo.pairs stepwise --golden-steps every", "two ways on from each golden step (ETO)"),
-    "stepwise-slow": ("--dpo.pairs stepwise --golden-steps every --dpo.lr 5e-5 --dpo.beta 3",
-                      "the same, a tenth of the rate, three times beta"),
-    "dagger": ("--learn dagger --states 1 --imitation.batch 12",
-               "imitates the expert's answer in a state of each instance"),
+    "stepwise": (
+        "--dpo.pairs stepwise --golden-steps every",
+        "two ways on from each golden step (ETO)",
+    ),
+    "stepwise-slow": (
+        "--dpo.pairs stepwise --golden-steps every --dpo.lr 5e-5 --dpo.beta 3",
+        "the same, a tenth of the rate, three times beta",
+    ),
+    "dagger": (
+        "--learn dagger --states 1 --imitation.batch 12",
+        "imitates the expert's answer in a state of each instance",
+    ),
     "dagger-pairs": ("--dpo.pairs dagger --states 1", "that answer over what failed in the state"),
     "ef-dpo": (f"--dpo.steps 50 --dpo.batch 4 --dpo.lr 5e-6 {WRITTEN}", "EF-DPO's DPO"),
     "eto": (f"--dpo.pairs eto --dpo.margin 0 {AUTHORS} {WRITTEN}", "ETO's DPO"),
-    "dmpo": (f"--loss dmpo --dpo.gamma 0.7 --dpo.pairs expert --dpo.noisy {AUTHORS} {WRITTEN}",
-             "DMPO, noisy setting"),
-    "agentevol": (f"{EVOLVE} --imitation.epochs 1 --imitation.batch 32 --imitation.lr 1e-5 "
-                  "--imitation.warmup-ratio 0.1", "AgentEvol's imitation"),
+    "dmpo": (
+        f"--loss dmpo --dpo.gamma 0.7 --dpo.pairs expert --dpo.noisy {AUTHORS} {WRITTEN}",
+        "DMPO, noisy setting",
+    ),
+    "agentevol": (
+        f"{EVOLVE} --imitation.epochs 1 --imitation.batch 32 --imitation.lr 1e-5 "
+        "--imitation.warmup-ratio 0.1",
+        "AgentEvol's imitation",
+    ),
     "dpo-muon": ("--dpo.optimizer muon", "DPO by Muon"),
 }
 SFT = "imitates six demonstrations"
-HEAD = ["row", "what it is", "seeds", "golden", "greedy, %", "T = 1, %", "usable, %", "against SFT",
-        "against `dpo`", "training, s"]
+HEAD = [
+    "row",
+    "what it is",
+    "seeds",
+    "golden",
+    "greedy, %",
+    "T = 1, %",
+    "usable, %",
+    "against SFT",
+    "against `dpo`",
+    "training, s",
+]
 WHERE = {"greedy": "held-out instances, greedily", "sampled": "held-out instances at T = 1"}
 
 
@@ -80,8 +126,16 @@ def flags(arm: str, seed: int) -> list[str]:
     """A row's flags, as `train.py loop` takes them."""
     out = RUNS / f"seed-{seed}"
     start = [] if arm == BASE else ["--start", str(out / BASE)]
-    return ["--config", "configs/learners.toml", *ROWS[arm][0].split(), "--seed", str(seed),
-            "--out", str(out / arm), *start]
+    return [
+        "--config",
+        "configs/learners.toml",
+        *ROWS[arm][0].split(),
+        "--seed",
+        str(seed),
+        "--out",
+        str(out / arm),
+        *start,
+    ]
 
 
 def run(arm: str, seed: int) -> list[dict]:
@@ -92,16 +146,29 @@ def run(arm: str, seed: int) -> list[dict]:
     ended = config.out / "result.json"  # of a loop that has ended nothing is left to do
     result = read_result(ended) if ended.is_file() else loop(config)
     about = {"command": f"train.py loop {' '.join(flags(arm, seed))}", **played_with(seed)}
-    greedy = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes,
-                             seed=config.seed, out=config.out / "evaluation", machine=config.machine)
+    greedy = EvaluateCommand(
+        model=config.model,
+        tasks=config.tasks,
+        episodes=config.episodes,
+        seed=config.seed,
+        out=config.out / "evaluation",
+        machine=config.machine,
+    )
     at_1 = replace(greedy, episodes=config.sampled, temperature=1.0, out=greedy.out / "sampled")
 
     def played(name: str) -> dict:
-        return {where: outcome(held_out(command, name), resolve(config.tasks), command.episodes)
-                for where, command in (("greedy", greedy), ("sampled", at_1))}
+        return {
+            where: outcome(held_out(command, name), resolve(config.tasks), command.episodes)
+            for where, command in (("greedy", greedy), ("sampled", at_1))
+        }
 
-    line = {"arm": arm, **about, **played(config.learn), "seconds": result["seconds"],
-            "config": as_json(asdict(config))}
+    line = {
+        "arm": arm,
+        **about,
+        **played(config.learn),
+        "seconds": result["seconds"],
+        "config": as_json(asdict(config)),
+    }
     return [line] if arm != BASE else [line, {"arm": "sft", **about, **played("sft")}]
 
 
@@ -117,17 +184,25 @@ def cells(study: Study, arm: str) -> list[str]:
         return [f"`{arm}`", what, "not run", *["-"] * (len(HEAD) - 3)]
     lines = study[arm].values()
     turns, usable = (sum(line["greedy"][key] for line in lines) for key in ("turns", "usable"))
-    return [f"`{arm}`", what, of_seeds(study, arm), str(golden(study, arm)),
-            *(rate(success(study, arm, where)) for where in WHERE), f"{100 * usable / max(1, turns):.1f}",
-            gain(compared(study, sft_of(arm), arm, "greedy")),
-            gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
-            "-" if arm == "sft" else cost(study, arm)]
+    return [
+        f"`{arm}`",
+        what,
+        of_seeds(study, arm),
+        str(golden(study, arm)),
+        *(rate(success(study, arm, where)) for where in WHERE),
+        f"{100 * usable / max(1, turns):.1f}",
+        gain(compared(study, sft_of(arm), arm, "greedy")),
+        gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
+        "-" if arm == "sft" else cost(study, arm),
+    ]
 
 
 def cost(study: Study, arm: str) -> str:
     """A row's seconds of training, and over DPO's with the same seeds: the processor is not that of all."""
-    seconds, base = ({seed: line["seconds"][line["config"]["learn"]]
-                      for seed, line in study.get(of, {}).items()} for of in (arm, BASE))
+    seconds, base = (
+        {seed: line["seconds"][line["config"]["learn"]] for seed, line in study.get(of, {}).items()}
+        for of in (arm, BASE)
+    )
     ratios = [seconds[seed] / base[seed] for seed in seconds.keys() & base.keys()]
     return f"{fmean(seconds.values()):.0f}" + (f" ({fmean(ratios):.1f})" if ratios else "")
 
@@ -135,29 +210,43 @@ def cost(study: Study, arm: str) -> str:
 # Each section: a title, what to know, the rows of its table, and what these are compared with, and where; if
 # rows are named behind it, those alone.
 SECTIONS = (
-    ("1. Learners on the same episodes",
-     """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows say
+    (
+        "1. Learners on the same episodes",
+        """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows say
      what a user gets who changes the learner and nothing else, not how good a learner can be.""",
-     ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
-     (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
-    ("2. Golden episodes, parts of them, or the expert's answers",
-     """`segments` and `stepwise` explore anew: some attempts of each group begin behind the first steps of a
+        ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
+        (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled")),
+    ),
+    (
+        "2. Golden episodes, parts of them, or the expert's answers",
+        """`segments` and `stepwise` explore anew: some attempts of each group begin behind the first steps of a
      golden episode. These tasks take one or two steps, so there is little to divide. `dagger` and
      `dagger-pairs` ask the expert for one action on each instance: they have as many golden answers as
      `expert` has golden episodes, of two steps in enter-text and of one elsewhere.""",
-     (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
-     (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"))),
-    ("3. What papers write, on this model",
-     """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
+        (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
+        (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow")),
+    ),
+    (
+        "3. What papers write, on this model",
+        """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
      on its episodes: the authors train models of 7 B in full, where such rates are usual. Here is one round,
      of eight attempts at an instance at temperature 1, without an example in the prompt. ETO has three rounds
      of one greedy attempt, AgentEvol five at 0.8, and both ETO and DMPO show an example. AgentEvol begins at
      the base again. `dpo`, `expert` and `evolve` are ours beside them.""",
-     ("sft", BASE, "ef-dpo", "expert", "eto", "dmpo", "evolve", "agentevol"),
-     (("sft", "greedy"), (BASE, "greedy", "ef-dpo", "dmpo"), ("expert", "greedy", "eto"),
-      ("evolve", "greedy", "agentevol"))),
-    ("4. Muon in place of AdamW", "At AdamW's rates; nothing was tuned for Muon.",
-     (BASE, "dpo-muon"), ((BASE, "greedy"), (BASE, "sampled"))),
+        ("sft", BASE, "ef-dpo", "expert", "eto", "dmpo", "evolve", "agentevol"),
+        (
+            ("sft", "greedy"),
+            (BASE, "greedy", "ef-dpo", "dmpo"),
+            ("expert", "greedy", "eto"),
+            ("evolve", "greedy", "agentevol"),
+        ),
+    ),
+    (
+        "4. Muon in place of AdamW",
+        "At AdamW's rates; nothing was tuned for Muon.",
+        (BASE, "dpo-muon"),
+        ((BASE, "greedy"), (BASE, "sampled")),
+    ),
 )
 
 
@@ -168,22 +257,43 @@ def rows_of(rows: Sequence[str], before: str, arms: Sequence[str]) -> Sequence[s
 
 def asked(study: Study) -> list[tuple[str, str, str]]:
     """The comparisons on which SECTIONS have a verdict by p: row, row compared with it, where."""
-    return list(dict.fromkeys(
-        (before, arm, where) for _, _, rows, comparisons in SECTIONS for before, where, *arms in comparisons
-        for arm in rows_of(rows, before, arms) if compared(study, before, arm, where)))
+    return list(
+        dict.fromkeys(
+            (before, arm, where)
+            for _, _, rows, comparisons in SECTIONS
+            for before, where, *arms in comparisons
+            for arm in rows_of(rows, before, arms)
+            if compared(study, before, arm, where)
+        )
+    )
 
 
-def section(study: Study, title: str, about: str, rows: Sequence[str],
-            comparisons: Sequence[tuple[str, ...]]) -> list[str]:
+def section(
+    study: Study,
+    title: str,
+    about: str,
+    rows: Sequence[str],
+    comparisons: Sequence[tuple[str, ...]],
+) -> list[str]:
     """A table, what to know of it, and its verdicts."""
-    said = [sentence for before, where, *arms in comparisons
-            for sentence in verdicts(study, before, rows_of(rows, before, arms), where, WHERE)]
-    return [f"## {title}", paragraph(about), table(HEAD, [cells(study, arm) for arm in rows]),
-            bullets(said)]
+    said = [
+        sentence
+        for before, where, *arms in comparisons
+        for sentence in verdicts(study, before, rows_of(rows, before, arms), where, WHERE)
+    ]
+    return [
+        f"## {title}",
+        paragraph(about),
+        table(HEAD, [cells(study, arm) for arm in rows]),
+        bullets(said),
+    ]
 
 
-CURVES = (("DPO", "bfloat16", "demo-{}"), ("DPO", "float32", "demo-{}-float32"),
-          ("GRPO", "float32", "smollm2_grpo-rounds-{}"))  # learner, precision, and its results by seed
+CURVES = (
+    ("DPO", "bfloat16", "demo-{}"),
+    ("DPO", "float32", "demo-{}-float32"),
+    ("GRPO", "float32", "smollm2_grpo-rounds-{}"),
+)  # learner, precision, and its results by seed
 
 
 def rounds() -> list[str]:
@@ -194,23 +304,43 @@ def rounds() -> list[str]:
         take 24 steps a round. GRPO's rate is its default, 0.0002, and was not tuned."""
     rows, said = [], []
     for learner, dtype, name in CURVES:
-        results = {seed: read_json(path) for seed in (1, 2, 3)
-                   if (path := RESULTS / f"{name.format(seed)}.json").is_file()}
+        results = {
+            seed: read_json(path)
+            for seed in (1, 2, 3)
+            if (path := RESULTS / f"{name.format(seed)}.json").is_file()
+        }
         curves = {seed: result["validation"] for seed, result in results.items()}
-        rows += [[learner, dtype, str(seed), *(f"{100 * share:.1f}" for share in curve),
-                  f"{100 * list(results[seed]['agents'].values())[-1]['all']['success']:.1f}"]
-                 for seed, curve in curves.items()]
+        rows += [
+            [
+                learner,
+                dtype,
+                str(seed),
+                *(f"{100 * share:.1f}" for share in curve),
+                f"{100 * list(results[seed]['agents'].values())[-1]['all']['success']:.1f}",
+            ]
+            for seed, curve in curves.items()
+        ]
         after = [dict(zip(curves, numbers)) for numbers in zip(*curves.values(), strict=True)]
-        said += [f"- {learner}, {dtype}, from round {n} to {n + 1}: "
-                 f"{over_seeds(difference(after[n], after[n + 1]))}." for n in range(1, len(after) - 1)]
+        said += [
+            f"- {learner}, {dtype}, from round {n} to {n + 1}: "
+            f"{over_seeds(difference(after[n], after[n + 1]))}."
+            for n in range(1, len(after) - 1)
+        ]
         for seed, found in results.items():
             if "against_dpo" in found:
                 last = found["against_dpo"]["greedy"]
-                said.append(f"- {learner}, seed {seed}, against DPO from the same SFT and first episodes: "
-                            f"{last['gain_points']:+.1f} points held out, {last['only_after']} won, "
-                            f"{last['only_before']} lost, p = {last['p_value']:.0e}.")
+                said.append(
+                    f"- {learner}, seed {seed}, against DPO from the same SFT and first episodes: "
+                    f"{last['gain_points']:+.1f} points held out, {last['only_after']} won, "
+                    f"{last['only_before']} lost, p = {last['p_value']:.0e}."
+                )
     head = ["learner", "computed in", "seed", "SFT", "round 1", "round 2", "held out"]
-    return [f"## {len(SECTIONS) + 1}. Over rounds", paragraph(about), table(head, rows), bullets(said)]
+    return [
+        f"## {len(SECTIONS) + 1}. Over rounds",
+        paragraph(about),
+        table(head, rows),
+        bullets(said),
+    ]
 
 
 def preface(study: Study) -> list[str]:
@@ -218,9 +348,12 @@ def preface(study: Study) -> list[str]:
     lines = [line for seeds in study.values() for line in seeds.values()]
     config = next(line["config"] for line in lines if "config" in line)
     tasks = resolve(config["tasks"])
-    dates, machines, threads = (sorted({line[key] for line in lines})
-                                for key in ("date", "machine", "threads"))
-    of_base = [success({BASE: {seed: line}}, BASE, "greedy").mean for seed, line in study[BASE].items()]
+    dates, machines, threads = (
+        sorted({line[key] for line in lines}) for key in ("date", "machine", "threads")
+    )
+    of_base = [
+        success({BASE: {seed: line}}, BASE, "greedy").mean for seed, line in study[BASE].items()
+    ]
     return [
         f"""Each row trains {config["model"]} for one round. SFT takes {config["sft"]["steps"]} steps on
         {several(config["demonstrations"], "demonstration")} of each of {len(tasks)} tasks
@@ -260,14 +393,22 @@ def document(lines: Sequence[dict]) -> str:
     about = """`python train.py loop --config configs/learners.toml --seed SEED --out
         runs/learners/seed-SEED/dpo` makes the first row, and with the flags of another row, another `--out`
         and `--start runs/learners/seed-SEED/dpo` that row; recorded with `OMP_NUM_THREADS=1`."""
-    parts = ["# Learners: what else can be made of the same episodes",
-             paragraph("""Made by `python benchmarks/study/learners.py table` from `learners.jsonl`,
+    parts = [
+        "# Learners: what else can be made of the same episodes",
+        paragraph("""Made by `python benchmarks/study/learners.py table` from `learners.jsonl`,
                        `credit.jsonl` and the results of `make demo` in `benchmarks/results/`, not by
-                       hand."""), *map(paragraph, preface(study))]
+                       hand."""),
+        *map(paragraph, preface(study)),
+    ]
     for part in SECTIONS:
         parts += section(study, *part)
-    parts += [*rounds(), f"## {len(SECTIONS) + 2}. Flags", paragraph(about),
-              table(["row", "flags"], commands), *credit.document(len(SECTIONS) + 3)]
+    parts += [
+        *rounds(),
+        f"## {len(SECTIONS) + 2}. Flags",
+        paragraph(about),
+        table(["row", "flags"], commands),
+        *credit.document(len(SECTIONS) + 3),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -281,7 +422,10 @@ def figures(lines: Sequence[dict]) -> dict[str, float]:
             found[f"{name}_{where}"] = success(study, arm, where).mean
         for before in ("sft", BASE):
             if arm not in ("sft", before) and (against := compared(study, before, arm, "greedy")):
-                found |= {f"{name}_vs_{before}_points": against.points, f"{name}_vs_{before}_p": against.p}
+                found |= {
+                    f"{name}_vs_{before}_points": against.points,
+                    f"{name}_vs_{before}_p": against.p,
+                }
     return found
 
 

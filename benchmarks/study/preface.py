@@ -5,7 +5,16 @@ from statistics import median
 
 from benchmarks.miniwob import families
 from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, ROOT
-from benchmarks.study.rates import Spread, Study, compared, cut, cut_elsewhere, recipes, sft_of, success
+from benchmarks.study.rates import (
+    Spread,
+    Study,
+    compared,
+    cut,
+    cut_elsewhere,
+    recipes,
+    sft_of,
+    success,
+)
 from benchmarks.study.rows import CUT, in_full, quoted, rate, several
 from envs.miniwob.tasks import resolve
 
@@ -42,15 +51,20 @@ def against(share: float, found: Spread) -> str:
     if found.low is None:
         return f"{said}, of one seed, which has no interval"
     crosses = found.low < share <= found.high
-    return (f"{said}, but its 95 % interval includes values {other} that"
-            if crosses else f"{said}, and so is its whole interval")
+    return (
+        f"{said}, but its 95 % interval includes values {other} that"
+        if crosses
+        else f"{said}, and so is its whole interval"
+    )
 
 
 def best(study: Study) -> str:
     """The best recipe, whether it reaches 90 %, and whether it beats SFT on tasks never trained on."""
     rows = recipes(study)
     if not rows:
-        return "No row with at most five golden episodes a task was run, so there is no best recipe."
+        return (
+            "No row with at most five golden episodes a task was run, so there is no best recipe."
+        )
     arm = max(rows, key=rows.get)
     demo, own = success(study, arm, "demo"), sft_of(arm)
     unseen = compared(study, own, arm, "unseen")
@@ -64,7 +78,9 @@ def best(study: Study) -> str:
         flatters it a little."""
 
 
-def missing(study: Study, known=("sft", "sft-best", *GRID, *(f"sft-{arm}" for arm in ALONE))) -> list[str]:
+def missing(
+    study: Study, known=("sft", "sft-best", *GRID, *(f"sft-{arm}" for arm in ALONE))
+) -> list[str]:
     """Sentences that name the rows not run, of those known, and those with fewer than three seeds."""
     absent = [arm for arm in known if arm not in study]
     few = [f"`{arm}` ({len(seeds)})" for arm, seeds in study.items() if len(seeds) < 3]
@@ -81,8 +97,9 @@ def siblings(tasks) -> list[str]:
 
 def cuts(study: Study) -> str:
     """Where pairs are cut, and which rows differ in that."""
-    others = "; ".join(f"{CUT[where]}: {quoted(arms)}"
-                       for where, arms in cut_elsewhere(study, BASE, study).items())
+    others = "; ".join(
+        f"{CUT[where]}: {quoted(arms)}" for where, arms in cut_elsewhere(study, BASE, study).items()
+    )
     said = f"""Pairs are cut where the loss has it by default, or where the row's command says:
         {CUT[cut(study, BASE)]}"""
     if not others:
@@ -118,9 +135,12 @@ def settings(study: Study) -> str:
     lines = [line for seeds in study.values() for line in seeds.values()]
     config, demo, unseen = first["config"], first["demo"]["solved"], first["unseen"]["solved"]
     sft, dpo = config["sft"], config["dpo"]
-    dates, seeds, machines, threads = (sorted({line[key] for line in lines})
-                                       for key in ("date", "seed", "machine", "threads"))
-    versions = sorted({f"{name} {number}" for line in lines for name, number in line["versions"].items()})
+    dates, seeds, machines, threads = (
+        sorted({line[key] for line in lines}) for key in ("date", "seed", "machine", "threads")
+    )
+    versions = sorted(
+        {f"{name} {number}" for line in lines for name, number in line["versions"].items()}
+    )
     return f"""A row is `configs/study.toml` with the flags of its command (section 12). `{BASE}`: the model
         {config["model"]}, {several(config["demonstrations"], "golden episode")} for each of {len(demo)}
         tasks, {sft["steps"]} steps of SFT (learning rate {sft["lr"]:g}); then {config["instances"]}

@@ -14,7 +14,17 @@ from minidpo.learning.preferences import pair_loss_of
 from minidpo.results.success import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # row ("arm") -> seed -> line
-T95 = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's t for 1 to 9 degrees, 97.5 %
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+)  # Student's t for 1 to 9 degrees, 97.5 %
 
 
 class Spread(NamedTuple):
@@ -52,8 +62,11 @@ class Comparison(NamedTuple):
         if self.p >= 0.01:
             return "no difference"
         gains = spread([*self.gains])
-        return verdict(gains.mean, True) if gains.low is None or gains.low > 0 or gains.high < 0 else (
-            "0 in the interval")
+        return (
+            verdict(gains.mean, True)
+            if gains.low is None or gains.low > 0 or gains.high < 0
+            else ("0 in the interval")
+        )
 
 
 def verdict(gain: float, clear: bool) -> str:
@@ -67,7 +80,9 @@ def studied(lines: list[dict]) -> Study:
     for line in sorted(lines, key=lambda line: line["seed"]):
         seeds = study.setdefault(line["arm"], {})
         if line["seed"] in seeds:
-            raise ValueError(f"{line['arm']}, seed {line['seed']}, was recorded twice: delete a line")
+            raise ValueError(
+                f"{line['arm']}, seed {line['seed']}, was recorded twice: delete a line"
+            )
         seeds[line["seed"]] = line
     return study
 
@@ -86,8 +101,11 @@ def student_t(degrees: int) -> float:
     (12.71, 2.14, 1.96)
     """
     z = 1.959964
-    return T95[degrees - 1] if degrees <= len(T95) else (
-        z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2))
+    return (
+        T95[degrees - 1]
+        if degrees <= len(T95)
+        else (z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2))
+    )
 
 
 def spread(values: list[float]) -> Spread:
@@ -95,7 +113,7 @@ def spread(values: list[float]) -> Spread:
     n = len(values)
     if n == 1:
         return Spread(values[0], None, None, 1)
-    half = student_t(n - 1) * stdev(values) / n ** 0.5
+    half = student_t(n - 1) * stdev(values) / n**0.5
     return Spread(mean(values), mean(values) - half, mean(values) + half, n)
 
 
@@ -109,11 +127,15 @@ def share(rates: list[float]) -> Spread | None:
 
 def success(study: Study, arm: str, suite: str) -> Spread | None:
     """Success rate over the row's seeds; None if the suite was not played."""
-    played = filter(None, ("".join(solved(line, suite).values()) for line in study.get(arm, {}).values()))
+    played = filter(
+        None, ("".join(solved(line, suite).values()) for line in study.get(arm, {}).values())
+    )
     return share([verdicts.count("1") / len(verdicts) for verdicts in played])
 
 
-def compared(study: Study, before: str | None, after: str, suite: str = "demo") -> Comparison | None:
+def compared(
+    study: Study, before: str | None, after: str, suite: str = "demo"
+) -> Comparison | None:
     """`after` against `before` on the instances of their common seeds; None if they have no seed in common.
 
     Raises ValueError if the two were evaluated on different instances.
@@ -124,7 +146,9 @@ def compared(study: Study, before: str | None, after: str, suite: str = "demo") 
         if not first or not last:
             continue
         if any(len(first.get(task, "")) != len(last.get(task, "")) for task in first | last):
-            raise ValueError(f"{before} and {after}, seed {seed}, were evaluated on different instances")
+            raise ValueError(
+                f"{before} and {after}, seed {seed}, were evaluated on different instances"
+            )
         couples = [couple for task in first for couple in zip(first[task], last[task], strict=True)]
         gained, given_up = couples.count(("0", "1")), couples.count(("1", "0"))
         won, lost, n = won + gained, lost + given_up, n + len(couples)
@@ -134,8 +158,11 @@ def compared(study: Study, before: str | None, after: str, suite: str = "demo") 
 
 def at_round(study: Study, arm: str, number: int) -> dict[int, float]:
     """Mean validation success after a round (0: of the first policy), by seed."""
-    return {seed: line["validation"][number] for seed, line in study.get(arm, {}).items()
-            if number < len(line.get("validation", []))}
+    return {
+        seed: line["validation"][number]
+        for seed, line in study.get(arm, {}).items()
+        if number < len(line.get("validation", []))
+    }
 
 
 def difference(before: dict[int, float], after: dict[int, float]) -> Spread | None:
@@ -193,22 +220,33 @@ def needs(study: Study, arm: str) -> tuple[int, int] | None:
     pairs = config["dpo"]["pairs"] if config["learn"] == "dpo" else config["learn"]
     # of each explored instance a golden episode, or the expert's answers in so many states
     shown = (config["states"] or config["group"]) if pairs == "dagger" else pairs in NEEDS_GOLDEN
-    selfplay = 0 if config["demonstrations"] else 1  # a first exploration in place of demonstrations
-    return (config["demonstrations"] + rounds * config["instances"] * shown,
-            (rounds + selfplay) * config["instances"] * config["group"])
+    selfplay = (
+        0 if config["demonstrations"] else 1
+    )  # a first exploration in place of demonstrations
+    return (
+        config["demonstrations"] + rounds * config["instances"] * shown,
+        (rounds + selfplay) * config["instances"] * config["group"],
+    )
 
 
 def recipes(study: Study, golden: int = 5) -> dict[str, float]:
     """Mean on the demo suite of each row that needs no oracle and at most `golden` golden episodes a task."""
-    return {arm: success(study, arm, "demo").mean for arm in study
-            if not arm.endswith("-best") and (needs(study, arm) or (golden + 1,))[0] <= golden}
+    return {
+        arm: success(study, arm, "demo").mean
+        for arm in study
+        if not arm.endswith("-best") and (needs(study, arm) or (golden + 1,))[0] <= golden
+    }
 
 
 def figures(lines: list[dict]) -> dict[str, float]:
     """The flat figures of results/study.json: rates as shares of 1, gains in points."""
     study, found = studied(lines), {}
     for arm in study:
-        name, demo, unseen = arm.replace("-", "_"), success(study, arm, "demo"), success(study, arm, "unseen")
+        name, demo, unseen = (
+            arm.replace("-", "_"),
+            success(study, arm, "demo"),
+            success(study, arm, "unseen"),
+        )
         found |= {f"{name}_demo_mean": demo.mean, f"{name}_seeds": demo.seeds}
         if demo.low is not None:
             found |= {f"{name}_demo_low": demo.low, f"{name}_demo_high": demo.high}

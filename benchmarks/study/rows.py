@@ -8,14 +8,41 @@ seeds must leave out 0.
 import textwrap
 
 from benchmarks.study.grid import BASE
-from benchmarks.study.rates import (Comparison, Spread, Study, compared, config_of, cut, cut_elsewhere, needs,
-                                    sft_of, solved, spread, success)
+from benchmarks.study.rates import (
+    Comparison,
+    Spread,
+    Study,
+    compared,
+    config_of,
+    cut,
+    cut_elsewhere,
+    needs,
+    sft_of,
+    solved,
+    spread,
+    success,
+)
 
 WHERE = {"demo": "the demo suite", "unseen": "tasks never trained on"}
-HEAD = ["row", "seeds", "golden", "explored", "demo, %", "report, %", "unseen, %", "steps", "valid, %",
-        "against SFT", "against `dpo`", "unseen, against SFT"]
-CUT = {"token": "behind the first token that differs, the rejected alone",
-       "turn": "behind the first turn that differs, both sides", "end": "nowhere"}
+HEAD = [
+    "row",
+    "seeds",
+    "golden",
+    "explored",
+    "demo, %",
+    "report, %",
+    "unseen, %",
+    "steps",
+    "valid, %",
+    "against SFT",
+    "against `dpo`",
+    "unseen, against SFT",
+]
+CUT = {
+    "token": "behind the first token that differs, the rejected alone",
+    "turn": "behind the first turn that differs, both sides",
+    "end": "nowhere",
+}
 
 
 def several(n: int, what: str) -> str:
@@ -29,8 +56,13 @@ def quoted(arms) -> str:
 def paragraph(text: str) -> str:
     """Text filled to lines of at most 120 characters; `p = 0.5` is never broken."""
     whole = " ".join(text.split()).replace(" = ", "\0=\0")
-    filled = textwrap.fill(whole, 120, break_long_words=False, break_on_hyphens=False,
-                           subsequent_indent="  " * text.startswith("- "))
+    filled = textwrap.fill(
+        whole,
+        120,
+        break_long_words=False,
+        break_on_hyphens=False,
+        subsequent_indent="  " * text.startswith("- "),
+    )
     return filled.replace("\0", " ")
 
 
@@ -49,7 +81,8 @@ def rate(found: Spread | None) -> str:
     if found is None:
         return "-"
     return f"{100 * found.mean:.1f}" + (
-        "" if found.low is None else f" ({100 * found.low:.1f} - {100 * found.high:.1f})")
+        "" if found.low is None else f" ({100 * found.low:.1f} - {100 * found.high:.1f})"
+    )
 
 
 def gain(found: Comparison | None) -> str:
@@ -80,44 +113,67 @@ def cells(study: Study, arm: str) -> list[str]:
     played = [line["demo"] for line in study[arm].values()]
     turns, usable = (sum(demo[key] for demo in played) for key in ("turns", "usable"))
     episodes = sum(len(verdicts) for demo in played for verdicts in demo["solved"].values())
-    return [name, str(len(played)), *map(str, needs(study, arm) or ("-", "-")),
-            *(rate(success(study, arm, suite)) for suite in ("demo", "report", "unseen")),
-            f"{turns / episodes:.2f}", f"{100 * usable / max(1, turns):.1f}",
-            gain(compared(study, sft_of(arm), arm)),
-            gain(None if arm == BASE else compared(study, BASE, arm)),
-            gain(compared(study, sft_of(arm), arm, "unseen"))]
+    return [
+        name,
+        str(len(played)),
+        *map(str, needs(study, arm) or ("-", "-")),
+        *(rate(success(study, arm, suite)) for suite in ("demo", "report", "unseen")),
+        f"{turns / episodes:.2f}",
+        f"{100 * usable / max(1, turns):.1f}",
+        gain(compared(study, sft_of(arm), arm)),
+        gain(None if arm == BASE else compared(study, BASE, arm)),
+        gain(compared(study, sft_of(arm), arm, "unseen")),
+    ]
 
 
-def verdicts(study: Study, before: str, arms, suite: str, where: dict[str, str] = WHERE) -> list[str]:
+def verdicts(
+    study: Study, before: str, arms, suite: str, where: dict[str, str] = WHERE
+) -> list[str]:
     """One sentence for each verdict of the comparisons with `before`; `where`: the suites in words."""
     if before not in study:
         return [f"- `{before}` was not run, so nothing is compared with it on {where[suite]}."]
-    begin = {"better": f"Better than `{before}` on {where[suite]}",
-             "worse": f"Worse than `{before}` on {where[suite]}",
-             "0 in the interval": (f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' "
-                                   "interval"),
-             "no difference": f"No difference from `{before}` is shown on {where[suite]}"}
+    begin = {
+        "better": f"Better than `{before}` on {where[suite]}",
+        "worse": f"Worse than `{before}` on {where[suite]}",
+        "0 in the interval": (
+            f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' interval"
+        ),
+        "no difference": f"No difference from `{before}` is shown on {where[suite]}",
+    }
     found = {arm: compared(study, before, arm, suite) for arm in arms}
-    said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])
-            for word, text in begin.items()]
-    said.append((f"Not compared with `{before}` on {where[suite]}, for want of a seed that both have",
-                 [f"`{arm}`" for arm, c in found.items() if c is None]))
+    said = [
+        (text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])
+        for word, text in begin.items()
+    ]
+    said.append(
+        (
+            f"Not compared with `{before}` on {where[suite]}, for want of a seed that both have",
+            [f"`{arm}`" for arm, c in found.items() if c is None],
+        )
+    )
     return [f"- {text}: {', '.join(named)}." for text, named in said if named]
 
 
 def other_cut(study: Study, before: str, arms) -> list[str]:
     """A sentence for the rows whose pairs are cut elsewhere than those of `before`."""
-    return [f"- Pairs of {quoted(others)} are cut {CUT[where]}, those of `{before}` "
-            f"{CUT[cut(study, before)]}: so they differ in that, too."
-            for where, others in cut_elsewhere(study, before, arms).items()]
+    return [
+        f"- Pairs of {quoted(others)} are cut {CUT[where]}, those of `{before}` "
+        f"{CUT[cut(study, before)]}: so they differ in that, too."
+        for where, others in cut_elsewhere(study, before, arms).items()
+    ]
 
 
 def other_rate(study: Study, before: str, arms) -> list[str]:
     """A sentence for each row whose SFT had another learning rate than that of `before`."""
-    rates = {arm: config["sft"]["lr"] for arm in (before, *arms) if (config := config_of(study, arm))}
-    return [f"- SFT has a learning rate of {rates[arm]:g} in `{arm}` and `{sft_of(arm)}`, of "
-            f"{rates[before]:g} in `{before}` and `{sft_of(before)}`: so they differ in that, too."
-            for arm in arms if before in rates and rates.get(arm, rates[before]) != rates[before]]
+    rates = {
+        arm: config["sft"]["lr"] for arm in (before, *arms) if (config := config_of(study, arm))
+    }
+    return [
+        f"- SFT has a learning rate of {rates[arm]:g} in `{arm}` and `{sft_of(arm)}`, of "
+        f"{rates[before]:g} in `{before}` and `{sft_of(before)}`: so they differ in that, too."
+        for arm in arms
+        if before in rates and rates.get(arm, rates[before]) != rates[before]
+    ]
 
 
 def made_anew(study: Study, line: dict) -> list[str]:
@@ -129,17 +185,23 @@ def made_anew(study: Study, line: dict) -> list[str]:
     for suite in WHERE:
         if not solved(line, suite):
             continue
-        text = f"{arm}, seed {seed}, {WHERE[suite]}: {rate(success(both, 'again', suite))} % again, "
+        text = (
+            f"{arm}, seed {seed}, {WHERE[suite]}: {rate(success(both, 'again', suite))} % again, "
+        )
         found, row = compared(both, "recorded", "again", suite), success(study, arm, suite)
         if found:
-            text += (f"{rate(success(both, 'recorded', suite))} % recorded; of {found.n} instances "
-                     f"{found.won} won and {found.lost} lost, p = {found.p:.2g}")
+            text += (
+                f"{rate(success(both, 'recorded', suite))} % recorded; of {found.n} instances "
+                f"{found.won} won and {found.lost} lost, p = {found.p:.2g}"
+            )
         else:
             text += "nothing recorded with this seed"
         if row and row.low is not None:
             inside = row.low <= success(both, "again", suite).mean <= row.high
-            text += (f"; {'inside' if inside else 'outside'} the row's 95 % interval over {row.seeds} seeds, "
-                     f"{100 * row.low:.1f} - {100 * row.high:.1f}")
+            text += (
+                f"; {'inside' if inside else 'outside'} the row's 95 % interval over {row.seeds} seeds, "
+                f"{100 * row.low:.1f} - {100 * row.high:.1f}"
+            )
         elif row:
             text += "; recorded with one seed, so there is no interval"
         said.append(text)

@@ -55,8 +55,16 @@ def flags(arm: str, seed: int, runs: Path = RUNS) -> list[str]:
     """A row's flags, as `train.py loop` takes them."""
     out = runs / f"seed-{seed}"
     start = [] if arm in (BASE, *ALONE) else ["--start", str(out / BASE)]
-    return ["--config", "configs/study.toml", *GRID[arm].split(), "--seed", str(seed),
-            "--out", str(out / arm), *start]
+    return [
+        "--config",
+        "configs/study.toml",
+        *GRID[arm].split(),
+        "--seed",
+        str(seed),
+        "--out",
+        str(out / arm),
+        *start,
+    ]
 
 
 def outcome(episodes: list[Episode], tasks: list[str], instances: int) -> dict:
@@ -65,8 +73,11 @@ def outcome(episodes: list[Episode], tasks: list[str], instances: int) -> dict:
     Instances stand in the same order for every agent. Raises ValueError if a task lacks an instance.
     """
     turns = [turn for episode in episodes for turn in episode.turns]
-    return {"solved": verdicts(episodes, dict.fromkeys(tasks, instances)), "turns": len(turns),
-            "usable": sum(turn.error is None for turn in turns)}
+    return {
+        "solved": verdicts(episodes, dict.fromkeys(tasks, instances)),
+        "turns": len(turns),
+        "usable": sum(turn.error is None for turn in turns),
+    }
 
 
 def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
@@ -74,9 +85,17 @@ def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) ->
 
     changes: settings of EvaluateCommand other than the greedy evaluation's; with any, UNSEEN is left out.
     """
+
     def play(tasks: str, episodes: int, folder: str) -> dict:
-        command = EvaluateCommand(model=config.model, tasks=tasks, episodes=episodes, seed=config.seed,
-                                  out=config.out / folder, machine=config.machine, **changes)
+        command = EvaluateCommand(
+            model=config.model,
+            tasks=tasks,
+            episodes=episodes,
+            seed=config.seed,
+            out=config.out / folder,
+            machine=config.machine,
+            **changes,
+        )
         return outcome(play_held_out(command, name, adapter), resolve(tasks), episodes)
 
     demo = play(config.tasks, config.episodes, "evaluation")
@@ -85,9 +104,15 @@ def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) ->
 
 def played_with(seed: int) -> dict:
     """What a line tells of its run beside the results."""
-    return {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
-            "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
-            "machine": machine_name()}
+    return {
+        "seed": seed,
+        "date": date.today().isoformat(),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")
+        },
+        "machine": machine_name(),
+    }
 
 
 def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
@@ -103,28 +128,51 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
         loop(parse(LoopCommand, flags(BASE, seed, runs), "run.py", ""))
     result, about = loop(config), played_with(seed)
     adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
-    line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
-            **evaluate_policy(config, adapter, config.learn), "validation": result["validation"],
-            "kept_round": result["kept_round"], "seconds": result["seconds"],
-            "config": as_json(asdict(config))}
+    line = {
+        "arm": arm,
+        "command": f"train.py loop {' '.join(flags(arm, seed))}",
+        **about,
+        **evaluate_policy(config, adapter, config.learn),
+        "validation": result["validation"],
+        "kept_round": result["kept_round"],
+        "seconds": result["seconds"],
+        "config": as_json(asdict(config)),
+    }
     if arm not in (BASE, *ALONE):
         return [line]
     first = config.out / "sft" / "adapter"
-    lines = [line, {"arm": "sft" if arm == BASE else f"sft-{arm}", **about, "command": line["command"],
-                    **evaluate_policy(config, first, "sft")}]
+    lines = [
+        line,
+        {
+            "arm": "sft" if arm == BASE else f"sft-{arm}",
+            **about,
+            "command": line["command"],
+            **evaluate_policy(config, first, "sft"),
+        },
+    ]
     if arm == BASE:
         best = replace(config, out=config.out / "best")
-        tries = (f"evaluate.py --best-of {BEST_OF} --temperature 1 --episodes {config.episodes} "
-                 f"--seed {seed} --adapters sft={first} --out {best.out}")
-        lines.append({"arm": "sft-best", "command": tries, **about,
-                      **evaluate_policy(best, first, "sft", best_of=BEST_OF, temperature=1.0)})
+        tries = (
+            f"evaluate.py --best-of {BEST_OF} --temperature 1 --episodes {config.episodes} "
+            f"--seed {seed} --adapters sft={first} --out {best.out}"
+        )
+        lines.append(
+            {
+                "arm": "sft-best",
+                "command": tries,
+                **about,
+                **evaluate_policy(best, first, "sft", best_of=BEST_OF, temperature=1.0),
+            }
+        )
     return lines
 
 
 def recorded_lines(record: Path | None = None) -> list[dict]:
     """One line for each run on record."""
     record = record or LINES
-    return [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
+    return (
+        [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
+    )
 
 
 def append_lines(lines: list[dict], record: Path | None = None) -> None:
@@ -140,10 +188,13 @@ def refuse_mixed(arm: str, config: LoopCommand, record: Path | None = None) -> N
     """Raise ValueError if the row is on record with other settings: one row's seeds would not be alike."""
     now, defaults = as_json(asdict(config)), as_json(asdict(LoopCommand()))
     for line in recorded_lines(record):
-        if line["arm"] == arm and (changed := changed_settings(line["config"] | {"seed": config.seed}, now,
-                                                               defaults)):
-            raise ValueError(f"it is on record with other settings ({changed}): restore these, or delete its "
-                             f"lines from {record or LINES}")
+        if line["arm"] == arm and (
+            changed := changed_settings(line["config"] | {"seed": config.seed}, now, defaults)
+        ):
+            raise ValueError(
+                f"it is on record with other settings ({changed}): restore these, or delete its "
+                f"lines from {record or LINES}"
+            )
 
 
 def folder_of_call(resume: bool, within: Path = AGAIN) -> Path:
@@ -165,8 +216,9 @@ def again(arm: str, seed: int, runs: Path) -> None:
         print("\n".join(made_anew(studied(recorded_lines()), line)), flush=True)
 
 
-def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[dict]],
-                record: Path | None = None) -> None:
+def run_missing(
+    asked: list[tuple[str, int]], play: Callable[[str, int], list[dict]], record: Path | None = None
+) -> None:
     """Play the rows and seeds that are not on record, and append their lines to it. Exits with 1 if one was
     left out."""
     left_out = []
@@ -175,25 +227,31 @@ def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[di
             print(f"==== {arm}, seed {seed}", flush=True)
             try:
                 processes.on_rank_0(append_lines, play(arm, seed), record)
-            except ValueError as error:  # for example nothing to learn; other rows do not depend on it
+            except (
+                ValueError
+            ) as error:  # for example nothing to learn; other rows do not depend on it
                 print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
                 left_out.append((arm, seed))
     if left_out:
         sys.exit(1)
 
 
-def parser_of(description: str, what: tuple[str, ...], rows: Collection[str]) -> argparse.ArgumentParser:
+def parser_of(
+    description: str, what: tuple[str, ...], rows: Collection[str]
+) -> argparse.ArgumentParser:
     """A parser of what to do, of seeds, and of some of the rows."""
-    parser = argparse.ArgumentParser(description=description,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=what)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--arms", default=",".join(rows))
     return parser
 
 
-def asked_of(parser: argparse.ArgumentParser, options: argparse.Namespace,
-             rows: Collection[str]) -> list[tuple[str, int]]:
+def asked_of(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, rows: Collection[str]
+) -> list[tuple[str, int]]:
     """The rows that are asked for, each with every seed. Ends the program, with one line, on unknown ones."""
     arms, seeds = options.arms.split(","), options.seeds.split(",")
     if unknown := set(arms) - set(rows):
@@ -205,7 +263,9 @@ def asked_of(parser: argparse.ArgumentParser, options: argparse.Namespace,
 
 def main() -> None:
     parser = parser_of(__doc__, ("run", "table", "again"), GRID)
-    parser.add_argument("--resume", action="store_true", help="again: go on with a call that was killed")
+    parser.add_argument(
+        "--resume", action="store_true", help="again: go on with a call that was killed"
+    )
     options = parser.parse_args()
     asked = asked_of(parser, options, GRID)
     os.chdir(ROOT)

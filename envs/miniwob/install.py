@@ -6,6 +6,7 @@ Does nothing if `find_chromium` finds one. Otherwise it tries Playwright's own b
 the build needs; then, as root, Debian's package, or without root the build alone. `make` runs this before
 anything opens a page.
 """
+
 import os
 import shutil
 import subprocess
@@ -15,10 +16,15 @@ from envs.miniwob.browser.chromium import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
-ALONE = [[sys.executable, "-m", "playwright", "install", "chromium"]]  # the libraries need root or sudo
+ALONE = [
+    [sys.executable, "-m", "playwright", "install", "chromium"]
+]  # the libraries need root or sudo
 # libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
-APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium", "libatomic1"],
-       ["apt-get", "install", "-y", "chromium-headless-shell"]]  # lighter; not everywhere
+APT = [
+    ["apt-get", "update"],
+    ["apt-get", "install", "-y", "chromium", "libatomic1"],
+    ["apt-get", "install", "-y", "chromium-headless-shell"],
+]  # lighter; not everywhere
 
 
 def ways() -> list[list[list[str]]]:

@@ -6,6 +6,7 @@ verdict. The click-checkboxes pages are both. They are read as forms, so that ep
 on the same scale; only click-checkboxes-soft takes the reward, because it asks for words similar to those
 named. For all other pages nothing is known: most of them pay 1 or -1.
 """
+
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,12 +39,18 @@ FLOORS = {
 
 def _values(page: Page, role: str) -> list[str]:
     """The values of the fields of that role, in reading order."""
-    return ["checked" if "checked" in thing.flags else thing.value for thing in page if thing.role == role]
+    return [
+        "checked" if "checked" in thing.flags else thing.value
+        for thing in page
+        if thing.role == role
+    ]
 
 
 def _only(page: Page, role: str, text: str, number: str) -> Fields:
     """Field number `number` of that role is to hold the text, the other fields nothing."""
-    return [(value, text if str(n) == number else "") for n, value in enumerate(_values(page, role), 1)]
+    return [
+        (value, text if str(n) == number else "") for n, value in enumerate(_values(page, role), 1)
+    ]
 
 
 def _inputs(page: Page, *texts: str) -> Fields:
@@ -54,14 +61,20 @@ def _inputs(page: Page, *texts: str) -> Fields:
 
 def _checkboxes(page: Page, listed: str) -> Fields:
     names = listed.split(", ")
-    wanted = ["checked" if thing.text in names else "" for thing in page if thing.role == "checkbox"]
+    wanted = [
+        "checked" if thing.text in names else "" for thing in page if thing.role == "checkbox"
+    ]
     return list(zip(_values(page, "checkbox"), wanted, strict=True))
 
 
 def _option(page: Page, name: str) -> Fields:
     """All radio buttons are one field, because choosing one releases the others."""
     radios = [thing for thing in page if thing.role == "radio"]
-    return [("".join(thing.text for thing in radios if "checked" in thing.flags), name)] if radios else []
+    return (
+        [("".join(thing.text for thing in radios if "checked" in thing.flags), name)]
+        if radios
+        else []
+    )
 
 
 def _list(page: Page, name: str) -> Fields:

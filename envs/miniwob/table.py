@@ -5,6 +5,7 @@
 All columns but the examples are read from the code, and a test compares them. The examples are the pages' own
 instructions on the first seed of `validation`.
 """
+
 import asyncio
 import re
 import sys
@@ -52,16 +53,33 @@ def cell(text: str) -> str:
 
 def markdown(examples: dict[str, str]) -> str:
     """The whole page; `examples` holds the last cell of each task's row."""
-    rows = [[task, "yes" if task in EXPERTS else "", f"{STEP_LIMIT(task)}", f"{THRESHOLD(task):g}",
-             "yes" if task in RELOAD else "",
-             ", ".join(suite for suite in ("report", "demo", "webgum-56") if task in SUITES[suite]),
-             examples[task]] for task in SUITES["all"]]
-    missing = _paragraph("Without an expert are ", [f"{' and '.join(tasks)}: {why}"
-                                                    for tasks, why in WITHOUT.items()])
-    moving = _paragraph("An episode need not be the same again where the page moves by the wall clock: ",
-                        [f"{task}, {what}" for task, what in BY_THE_CLOCK.items()])
-    head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0],
-                       missing=missing, moving=moving)
+    rows = [
+        [
+            task,
+            "yes" if task in EXPERTS else "",
+            f"{STEP_LIMIT(task)}",
+            f"{THRESHOLD(task):g}",
+            "yes" if task in RELOAD else "",
+            ", ".join(suite for suite in ("report", "demo", "webgum-56") if task in SUITES[suite]),
+            examples[task],
+        ]
+        for task in SUITES["all"]
+    ]
+    missing = _paragraph(
+        "Without an expert are ",
+        [f"{' and '.join(tasks)}: {why}" for tasks, why in WITHOUT.items()],
+    )
+    moving = _paragraph(
+        "An episode need not be the same again where the page moves by the wall clock: ",
+        [f"{task}, {what}" for task, what in BY_THE_CLOCK.items()],
+    )
+    head = HEAD.format(
+        tasks=len(rows),
+        experts=len(EXPERTS),
+        seed=SEEDS["validation"][0],
+        missing=missing,
+        moving=moving,
+    )
     return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -2,6 +2,7 @@
 
 A task is the name of a page of the `miniwob` package, an instance is (task, seed).
 """
+
 import difflib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -12,7 +13,9 @@ HTML = Path(distribution("miniwob").locate_file("miniwob")) / "html"
 
 # Pages that the package does not register as tasks: unfinished, or decided by the wall clock.
 _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"}
-_REGISTERED = tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED))
+_REGISTERED = tuple(
+    sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED)
+)
 
 SUITES: dict[str, tuple[str, ...]] = {
     "report": ("click-button", "login-user"),
@@ -45,8 +48,10 @@ SEEDS: dict[str, range] = {
 }
 
 # What moves by the wall clock, so an episode need not be the same again. No other clock of a page runs.
-BY_THE_CLOCK = {"stock-market": "its price, every 100 ms",
-                "drag-cube": "its cube, every 20 ms while and after a button is down"}
+BY_THE_CLOCK = {
+    "stock-market": "its price, every 100 ms",
+    "drag-cube": "its cube, every 20 ms while and after a button is down",
+}
 
 # Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place leaves something
 # of the last one. The first two lines leaked when measured (old text in a field, old results, old classes);

@@ -3,6 +3,7 @@
 Some of Chromium's requests pass no filter: redirects, sockets, workers, links that connect ahead. So Chromium
 has no network but a proxy of ours, which connects to the page's host and port and nowhere else.
 """
+
 import asyncio
 import contextlib
 import ipaddress
@@ -28,11 +29,15 @@ class Bounds:
                     raise ValueError("a file's address begins with file:/// and its whole path")
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent
-                behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(parts.fragment)
+                behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(
+                    parts.fragment
+                )
                 origin = folder.as_uri().rstrip("/") + "/"
                 self.url = (origin if path.is_dir() else path.as_uri()) + behind
             elif parts.username is not None:
-                raise ValueError("an address with a user's name in it is not visited: leave that out")
+                raise ValueError(
+                    "an address with a user's name in it is not visited: leave that out"
+                )
             elif parts.scheme in ("http", "https") and parts.hostname:
                 usual = {"http": 80, "https": 443}[parts.scheme]
                 self.host = _as_chromium_writes(parts.hostname)
@@ -44,7 +49,9 @@ class Bounds:
         except (ValueError, OSError) as error:
             raise ValueError(f"{url}: {getattr(error, 'strerror', None) or error}") from None
         self.origin = origin
-        self.page = re.compile(f"(blob:)?{re.escape(origin)}")  # a URL that matches may be shown in the tab
+        self.page = re.compile(
+            f"(blob:)?{re.escape(origin)}"
+        )  # a URL that matches may be shown in the tab
         self.outside = re.compile(f"^(?!(blob:)?{re.escape(origin)}|data:|about:)")
 
     async def reach(self) -> None:
@@ -54,9 +61,13 @@ class Bounds:
                 call = asyncio.open_connection(self.host, self.port)
                 (await asyncio.wait_for(call, REACH_S))[1].close()
             except TimeoutError:
-                raise ValueError(f"{self.url}: {self.host} did not answer within {REACH_S:g} s") from None
+                raise ValueError(
+                    f"{self.url}: {self.host} did not answer within {REACH_S:g} s"
+                ) from None
             except OSError as error:
-                raise ValueError(f"{self.url}: no way to {self.host}: {error.strerror or error}") from None
+                raise ValueError(
+                    f"{self.url}: no way to {self.host}: {error.strerror or error}"
+                ) from None
 
 
 def _as_chromium_writes(host: str) -> str:
@@ -85,7 +96,11 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
             writer.write(b"\5\0")  # version 5, no password
             _, command, _, kind = await reader.readexactly(4)
             if kind == 3:
-                host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("latin-1").lower()
+                host = (
+                    (await reader.readexactly((await reader.readexactly(1))[0]))
+                    .decode("latin-1")
+                    .lower()
+                )
             else:
                 host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
             port = int.from_bytes(await reader.readexactly(2), "big")
@@ -100,8 +115,13 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
                 return
             with contextlib.closing(back):
                 writer.write(reply % 0)
-                flows = [asyncio.ensure_future(pass_on(*ends)) for ends in ((reader, back), (there, writer))]
-                await asyncio.wait(flows, return_when=asyncio.FIRST_COMPLETED)  # the other may never end
+                flows = [
+                    asyncio.ensure_future(pass_on(*ends))
+                    for ends in ((reader, back), (there, writer))
+                ]
+                await asyncio.wait(
+                    flows, return_when=asyncio.FIRST_COMPLETED
+                )  # the other may never end
                 for flow in flows:
                     flow.cancel()
                 await asyncio.gather(*flows, return_exceptions=True)

@@ -5,6 +5,7 @@ gate is Chromium's only way to the network. A request for anything outside is ab
 where it is. A tab that shows something outside all the same is led back. Actions are never replayed, because
 on the web they cannot be undone.
 """
+
 import asyncio
 import base64
 import contextlib
@@ -20,11 +21,19 @@ from envs.protocol import EnvError, Observation
 from envs.web.gate import Bounds, gate
 
 TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
-SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
-                   [Path(__file__).with_name("visit.js"), *SEEING])
-QUIET_S, PATIENCE_S = 0.25, 5.0  # a page is quiet after so long without a request; the most to wait for that
+SCRIPT = "\n".join(
+    path.read_text(encoding="utf-8") for path in [Path(__file__).with_name("visit.js"), *SEEING]
+)
+QUIET_S, PATIENCE_S = (
+    0.25,
+    5.0,
+)  # a page is quiet after so long without a request; the most to wait for that
 # what keys of the browser itself do: DevTools gives a key to the page alone
-KEYS = {"Alt+ArrowLeft": "history.back()", "Alt+ArrowRight": "history.forward()", "F5": "location.reload()"}
+KEYS = {
+    "Alt+ArrowLeft": "history.back()",
+    "Alt+ArrowRight": "history.forward()",
+    "F5": "location.reload()",
+}
 MOST_NOTES = 3  # to the agent at once, because a page can call for any number
 ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
 
@@ -49,8 +58,13 @@ class WebPage(Page):
         tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
         self._frame = tree["frameTree"]["frame"]["id"]
         await bounded(self._devtools.send("Page.enable"), "fencing")
-        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # frames, too
-        await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
+        everywhere = {
+            "source": TAB.read_text(encoding="utf-8"),
+            "worldName": "minidpo-tab",
+        }  # frames, too
+        await bounded(
+            self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing"
+        )
         tab.on("dialog", self._dismiss)
         tab.on("popup", self._close_popup)
         tab.on("download", lambda _: self._note("the page began a download, which was stopped"))
@@ -94,9 +108,11 @@ class WebPage(Page):
             try:
                 await self._settle()
                 if not self._bounds.page.match(self._tab.url):
-                    self._note("the page could not be loaded, and the one before is shown again"
-                               if self._tab.url.startswith("chrome-error:") else
-                               "the page went where it may not go, and was led back")
+                    self._note(
+                        "the page could not be loaded, and the one before is shown again"
+                        if self._tab.url.startswith("chrome-error:")
+                        else "the page went where it may not go, and was led back"
+                    )
                     await self._go(self._last)
                 await self._call("rested")  # a key that scrolls returns before the page has moved
                 sight, url = await self.look(), self._tab.url
@@ -186,7 +202,11 @@ class WebPage(Page):
 
     async def _let_pass(self, event: dict) -> None:
         """Let a document through or abort it, at its first address and at each redirect."""
-        url, answer, verdict = event["request"]["url"], {"requestId": event["requestId"]}, "continueRequest"
+        url, answer, verdict = (
+            event["request"]["url"],
+            {"requestId": event["requestId"]},
+            "continueRequest",
+        )
         if self._again and event["request"]["method"] == "POST":
             verdict, answer["errorReason"] = "failRequest", "Aborted"
             self._note("what was sent would be sent again, so the page stays", first=True)
@@ -194,8 +214,10 @@ class WebPage(Page):
             verdict, answer["errorReason"] = "failRequest", "Aborted"
             if event["frameId"] == self._frame:
                 shown = json.dumps(url[:200])
-                self._note(f"{shown} lies outside {self._bounds.origin}, where this page has to stay",
-                           first=True)
+                self._note(
+                    f"{shown} lies outside {self._bounds.origin}, where this page has to stay",
+                    first=True,
+                )
         with contextlib.suppress(EnvError):  # the document that asked is gone
             await bounded(self._devtools.send(f"Fetch.{verdict}", answer), "letting pass")
 

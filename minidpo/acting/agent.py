@@ -1,8 +1,8 @@
 """An agent for your own program: a model with its adapter, asked one page at a time. Nothing here is async.
 
-    from minidpo import Agent
-    agent = Agent("smollm2", "runs/demo/adapter")
-    agent.predict('Click on the "OK" button.', 'button "OK" [1]').action  # 'CLICK(ref="1")'
+from minidpo import Agent
+agent = Agent("smollm2", "runs/demo/adapter")
+agent.predict('Click on the "OK" button.', 'button "OK" [1]').action  # 'CLICK(ref="1")'
 """
 
 from collections.abc import Sequence
@@ -61,27 +61,46 @@ class Agent:
     `minidpo.config.Sampling`. One seed answers a conversation the same each time, another may not.
     """
 
-    def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,
-                 sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine(),
-                 shots: Sequence[Episode] = ()):
+    def __init__(
+        self,
+        model: str = "smollm2",
+        adapter: str | Path | None = None,
+        *,
+        seed: int = 1,
+        sampling: Sampling = Sampling(temperature=0.0),
+        machine: Machine = Machine(),
+        shots: Sequence[Episode] = (),
+    ):
         """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. `shots`: solved episodes
         that stand before each task, for an adapter that learned behind them. Raises ValueError."""
         if sampling.temperatures:
-            raise ValueError("an agent answers at one temperature, it plays no group: leave out temperatures")
-        loaded, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
+            raise ValueError(
+                "an agent answers at one temperature, it plays no group: leave out temperatures"
+            )
+        loaded, self.chat, identity = open_policy(
+            model, None if adapter is None else Path(adapter), machine
+        )
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
         self.shots = as_shots(shots)
         policy = ModelPolicy(loaded, self.chat, self.name, sampling, seed=seed, pages=1)
-        self.sampler, self.model, self.limit = policy.sampler, policy.sampler.model, policy.max_context
+        self.sampler, self.model, self.limit = (
+            policy.sampler,
+            policy.sampler.model,
+            policy.max_context,
+        )
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
         ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page, self.shots)))
         if len(ids) + self.sampling.max_new_tokens > self.limit:
-            raise TooLong(f"the conversation has {len(ids)} tokens and the answer may have "
-                          f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
+            raise TooLong(
+                f"the conversation has {len(ids)} tokens and the answer may have "
+                f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}"
+            )
         stream = numpy.random.Generator(numpy.random.Philox(child_seed(self.seed, ids)))
-        self.sampler.ask(0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist())))
+        self.sampler.ask(
+            0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist()))
+        )
         while not (answers := self.sampler.step()):
             pass
         ids, text = answers[0].ids, self.chat.decode(answers[0].ids)
@@ -101,20 +120,43 @@ class Agent:
             except TooLong:
                 break
             page = seen["page"]
-            seen, _, _, _, info = env.step(said.action or "")  # "" costs a turn, as any unusable answer
-            turns.append(Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids))
-        return Episode(info["task"], info["seed"], 0, instruction, tuple(turns),
-                       info["outcome"] or str(Outcome.LIMIT), info["raw_reward"], self.name,
-                       self.sampling.record(self.seed), shots=self.shots)
+            seen, _, _, _, info = env.step(
+                said.action or ""
+            )  # "" costs a turn, as any unusable answer
+            turns.append(
+                Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids)
+            )
+        return Episode(
+            info["task"],
+            info["seed"],
+            0,
+            instruction,
+            tuple(turns),
+            info["outcome"] or str(Outcome.LIMIT),
+            info["raw_reward"],
+            self.name,
+            self.sampling.record(self.seed),
+            shots=self.shots,
+        )
 
     def explain(self, pair: Pair) -> Explanation:
         """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long.
 
-            solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
-            agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
+        solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
+        agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
         """
         sides, _ = pair_dialogues([pair], self.chat, self.limit)
-        texts = [[self.chat.tokenizer.decode([token], skip_special_tokens=False)
-                  for token, turn in zip(side.ids, side.turns) if turn >= 0] for side in sides]
-        return Explanation(*(list(zip(text, logps, strict=True))
-                             for text, logps in zip(texts, written_logps(self.model, sides))))
+        texts = [
+            [
+                self.chat.tokenizer.decode([token], skip_special_tokens=False)
+                for token, turn in zip(side.ids, side.turns)
+                if turn >= 0
+            ]
+            for side in sides
+        ]
+        return Explanation(
+            *(
+                list(zip(text, logps, strict=True))
+                for text, logps in zip(texts, written_logps(self.model, sides))
+            )
+        )

@@ -30,7 +30,9 @@ from minidpo.system import processes
 
 Ask = Callable[[str], Awaitable[str]]
 QUESTION = "Enter acts, s skips, q quits: "
-MAX_UNUSABLE = 2  # after so many answers without a usable action, one behind the other, the agent has stopped
+MAX_UNUSABLE = (
+    2  # after so many answers without a usable action, one behind the other, the agent has stopped
+)
 
 
 def browse(command: BrowseCommand) -> dict:
@@ -39,24 +41,38 @@ def browse(command: BrowseCommand) -> dict:
     if command.watch:
         check_display()
     if not (command.yes or sys.stdin.isatty()):
-        raise ValueError("each action is asked for before it is carried out, but there is no terminal to ask "
-                         "at: run this in one, or let the agent act unasked with --yes")
+        raise ValueError(
+            "each action is asked for before it is carried out, but there is no terminal to ask "
+            "at: run this in one, or let the agent act unasked with --yes"
+        )
     asyncio.run(Bounds(command.url).reach())  # before the weights are read
-    policy = make_policy(CollectCommand(
-        model=command.model, adapter=command.adapter, seed=command.seed,
-        sampling=Sampling(command.temperature, max_new_tokens=command.max_new_tokens),
-        machine=replace(command.machine, pages=1)))
+    policy = make_policy(
+        CollectCommand(
+            model=command.model,
+            adapter=command.adapter,
+            seed=command.seed,
+            sampling=Sampling(command.temperature, max_new_tokens=command.max_new_tokens),
+            machine=replace(command.machine, pages=1),
+        )
+    )
     ask = ask_user if not command.yes else pause if command.watch else None
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal: what was done is still written
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # a closed terminal: what was done is still written
         signal.signal(number, signal.default_int_handler)
     try:
         episode = asyncio.run(visit(command, policy, ask))
     except EnvError as error:
         raise ValueError(f"{command.url}: {plain(str(error), 1000)}") from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was done there is done; the same command is another visit") from None
-    print(f"{episode.outcome} after {len(episode.turns)} steps, without a verdict: "
-          f"{command.out / 'episode.jsonl'}, pictures {command.out}/{episode.index}-*.png")
+        raise KeyboardInterrupt(
+            "what was done there is done; the same command is another visit"
+        ) from None
+    print(
+        f"{episode.outcome} after {len(episode.turns)} steps, without a verdict: "
+        f"{command.out / 'episode.jsonl'}, pictures {command.out}/{episode.index}-*.png"
+    )
     return {"outcome": episode.outcome, "steps": len(episode.turns)}
 
 
@@ -64,14 +80,18 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
     """Act on the page until the limit or until somebody stops. The turns are written in any case."""
     bounds = Bounds(command.url)
     if os.geteuid() == 0:
-        print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
+        print(
+            "you are root: Chromium runs without its sandbox, so visit no page that might attack it"
+        )
     with Writer(command.out / "episode.jsonl") as writer:
         index = 1 + max((key[2] for key in writer.done), default=-1)  # it names pictures, too
         turns: list[Turn] = []
         outcome = "stopped"  # by the user, the agent, its context or the browser
         try:
             async with Web(bounds, command.goal, headless=not command.watch) as env:
-                running = RunningEpisode(Job(bounds.url, 0, index, command.steps), await env.reset())
+                running = RunningEpisode(
+                    Job(bounds.url, 0, index, command.steps), await env.reset()
+                )
                 while len(turns) < command.steps:
                     picture = command.out / f"{index}-{len(turns) + 1:02}.png"
                     if not await take_turn(env, policy, running, turns, ask, picture):
@@ -82,15 +102,30 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
                 if command.watch:
                     await ask("Enter closes the window: ")
         finally:
-            episode = Episode(bounds.url, 0, index, command.goal, tuple(turns), outcome, 0.0, policy.name,
-                              policy.sampling)
+            episode = Episode(
+                bounds.url,
+                0,
+                index,
+                command.goal,
+                tuple(turns),
+                outcome,
+                0.0,
+                policy.name,
+                policy.sampling,
+            )
             if turns:
                 writer.add(episode)
     return episode
 
 
-async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: list[Turn], ask: Ask | None,
-                    picture: Path) -> bool:
+async def take_turn(
+    env: Web,
+    policy: Policy,
+    running: RunningEpisode,
+    turns: list[Turn],
+    ask: Ask | None,
+    picture: Path,
+) -> bool:
     """Take one turn and add it to `turns`; False if somebody has stopped.
 
     `running` holds the turns that still fit the model's context, `turns` holds all.
@@ -106,9 +141,13 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
         if (choice := await preview(env, seen, action, picture, ask)) == "q":
             return False
         if choice == "s":
-            running.observation = Observation(seen.instruction, seen.text, error="the user said no to this")
+            running.observation = Observation(
+                seen.instruction, seen.text, error="the user said no to this"
+            )
         else:
-            turns.append(Turn(seen.text, reply.text, name, "the visit ended here", reply.ids, reply.logps))
+            turns.append(
+                Turn(seen.text, reply.text, name, "the visit ended here", reply.ids, reply.logps)
+            )
             running.observation = await env.step(action)
             del turns[-1]  # had it raised, what was done would still reach the file
         error = running.observation.error
@@ -136,15 +175,21 @@ async def answer(policy: Policy, running: RunningEpisode) -> Reply | None:
     finally:
         print(shown and f"\r{' ' * len(shown)}\r", end="", flush=True)
     if (forgotten := running.forgotten - before) and reply is not None:
-        print(f"     the visit is too long for the model's context, which begins {forgotten} turns later now")
+        print(
+            f"     the visit is too long for the model's context, which begins {forgotten} turns later now"
+        )
     return reply
 
 
-async def preview(env: Web, seen: Observation, action: Action, picture: Path, ask: Ask | None) -> str:
+async def preview(
+    env: Web, seen: Observation, action: Action, picture: Path, ask: Ask | None
+) -> str:
     """Show the action in words, in the page and as a picture. Returns the user's choice: "", "s" or "q"."""
     refs = [str(action[name]) for name in ("ref", "to") if name in action]
     lines = [line for ref in refs for line in seen.text.split("\n") if line.endswith(f" [{ref}]")]
-    told = "   ".join([plain(render(action), most=9_999), *map(plain, lines)])  # who agrees must see its end
+    told = "   ".join(
+        [plain(render(action), most=9_999), *map(plain, lines)]
+    )  # who agrees must see its end
     print(f"     {told}")
     await env.page.mark(action)
     picture.write_bytes(await env.page.screenshot())
@@ -158,11 +203,15 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
 async def ask_user(question: str) -> str:
     """The user's answer, "q" at the end of the input. The browser goes on meanwhile."""
     with contextlib.suppress(termios.error):  # no terminal
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question does not answer it
+        termios.tcflush(
+            sys.stdin, termios.TCIFLUSH
+        )  # what was typed before the question does not answer it
     print(question, end="", flush=True)
     loop = asyncio.get_running_loop()
     line = loop.create_future()
-    loop.add_reader(sys.stdin, lambda: line.done() or line.set_result(os.read(sys.stdin.fileno(), 4096)))
+    loop.add_reader(
+        sys.stdin, lambda: line.done() or line.set_result(os.read(sys.stdin.fileno(), 4096))
+    )
     try:
         return ((await line).decode(errors="replace") or "q").strip().lower()
     finally:

@@ -35,12 +35,18 @@ def cause(episode: Episode) -> str:
     unusable = sum(turn.action is None for turn in turns)
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
-    last = [(turn.action, turn.observation) for turn in turns[-2:] if turn.action and not is_silent(turn)]
+    last = [
+        (turn.action, turn.observation)
+        for turn in turns[-2:]
+        if turn.action and not is_silent(turn)
+    ]
     if at_limit and (in_a_loop(turns) or len(last) > len({*last})):
         return "repeated itself"
     if at_limit and len(turns) < STEP_LIMIT(episode.task) and not episode.relabelled:
         return "too long"
-    return last_slip(episode) or ("never reached" if at_limit and episode.task in EXPERTS else "not known")
+    return last_slip(episode) or (
+        "never reached" if at_limit and episode.task in EXPERTS else "not known"
+    )
 
 
 def last_slip(episode: Episode) -> str | None:
@@ -52,7 +58,11 @@ def last_slip(episode: Episode) -> str | None:
             continue
         done, ended = actions[n], n == len(actions) - 1 and episode.outcome == Outcome.FAILED
         if "ref" in done and "ref" in wanted and done["ref"] == wanted["ref"]:
-            return "wrong text" if done.command == wanted.command in ("TYPE", "SELECT") else "wrong action"
+            return (
+                "wrong text"
+                if done.command == wanted.command in ("TYPE", "SELECT")
+                else "wrong action"
+            )
         by, role = (role_of(action, episode.turns[n].observation) for action in (done, wanted))
         to_fill = wanted.command != "CLICK" or role in ("checkbox", "radio")
         return "ended too early" if ended and by == "button" and to_fill else "wrong element"

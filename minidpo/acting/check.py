@@ -31,21 +31,42 @@ def check(config: CheckCommand) -> None:
     """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
     steps: list[tuple[str, Callable[[], str]]] = [
         # older Pythons do not come so far (minidpo/__init__.py)
-        ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"), ("PyTorch", pytorch),
-        ("disk", lambda: disk(config.out)), ("browser", browser), ("memory", lambda: plan("demo"))]
+        ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"),
+        ("PyTorch", pytorch),
+        ("disk", lambda: disk(config.out)),
+        ("browser", browser),
+        ("memory", lambda: plan("demo")),
+    ]
     failed = [name for name, step in steps if not passes(name, step)]
-    fits = {path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
-            for path in sorted(CONFIGS.glob("*.toml")) if path.stem not in ("demo", "nano-base")}
+    fits = {
+        path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
+        for path in sorted(CONFIGS.glob("*.toml"))
+        if path.stem not in ("demo", "nano-base")
+    }
     # last: what the model leaves in this process, plans would count
-    steps = [("model", lambda: model(config.model)), *[("MLflow", mlflow)] * (config.track == "mlflow")]
+    steps = [
+        ("model", lambda: model(config.model)),
+        *[("MLflow", mlflow)] * (config.track == "mlflow"),
+    ]
     failed += [name for name, step in steps if not passes(name, step)]
     passes("GPU", gpu, needed=False)
     slow = not (multiplies_bfloat16() or torch.cuda.is_available())
-    print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else "the demo can run here"
-                     + ", for an hour or so (make demo-nano is shorter)" * slow + ": make demo"))
+    print(
+        as_started(
+            "the demo cannot run here: " + ", ".join(failed)
+            if failed
+            else "the demo can run here"
+            + ", for an hour or so (make demo-nano is shorter)" * slow
+            + ": make demo"
+        )
+    )
     if failed:
         if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
-            print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
+            print(
+                as_started(
+                    "the same on the small model that ships with minidpo can: make demo-nano"
+                )
+            )
         sys.exit(1)
 
 
@@ -54,7 +75,11 @@ def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
     try:
         print(f"ok    {name}: {step()}", flush=True)
         return True
-    except (ValueError, OSError, RuntimeError) as error:  # whatever a broken machine raises, in one line
+    except (
+        ValueError,
+        OSError,
+        RuntimeError,
+    ) as error:  # whatever a broken machine raises, in one line
         why = as_started(" ".join(str(error).split()))
         print(f"{'FAIL' if needed else 'no  '}  {name}: {why}", flush=True)
         return False
@@ -64,10 +89,13 @@ def pytorch() -> str:
     """The installed PyTorch, and what this processor multiplies fast in."""
     numbers = torch.__version__.split("+")[0].split(".")
     if tuple(map(int, numbers[:2])) < (2, 9):
-        raise ValueError(f"{torch.__version__} is older than 2.9: run make setup, or "
-                         "pip install --upgrade torch")
-    return (f"{torch.__version__}, {torch.get_num_threads()} threads, "
-            f"{'' if multiplies_bfloat16() else 'no '}instructions for bfloat16")
+        raise ValueError(
+            f"{torch.__version__} is older than 2.9: run make setup, or pip install --upgrade torch"
+        )
+    return (
+        f"{torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{'' if multiplies_bfloat16() else 'no '}instructions for bfloat16"
+    )
 
 
 def disk(folder: Path) -> str:
@@ -77,12 +105,15 @@ def disk(folder: Path) -> str:
     probe.write_bytes(b"0" * 4096)
     probe.unlink()
     if (free := shutil.disk_usage(folder).free / GIB) < DISK_GIB:
-        raise ValueError(f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room")
+        raise ValueError(
+            f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room"
+        )
     return f"{free:.0f} GiB are free under {folder}"
 
 
 def browser() -> str:
     """Open a real page and solve it, as its scripted expert does."""
+
     async def solve() -> tuple[str, float]:
         async with Browser(pages=1) as chromium:
             (env,), began = chromium.envs, time.perf_counter()
@@ -92,7 +123,9 @@ def browser() -> str:
 
     outcome, seconds = asyncio.run(solve())
     if outcome != Outcome.SOLVED:
-        raise ValueError(f"the page click-button was opened and not solved ({outcome}): please report this")
+        raise ValueError(
+            f"the page click-button was opened and not solved ({outcome}): please report this"
+        )
     return f"opened the page click-button and solved it in {1000 * seconds:.0f} ms"
 
 
@@ -118,11 +151,13 @@ def plan(name: str) -> str:
     """What a configuration needs, and what is here."""
     config = loop_config(name)
     peak, limit = peak_and_limit(config)
-    if limit is None or config.machine.device == "cuda" and not torch.cuda.is_available():
+    if limit is None or (config.machine.device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, and PyTorch sees none")
     if peak > limit:
-        raise ValueError(f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other "
-                         f"programs; python train.py plan --config configs/{name}.toml says what else helps")
+        raise ValueError(
+            f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other "
+            f"programs; python train.py plan --config configs/{name}.toml says what else helps"
+        )
     return f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free"
 
 

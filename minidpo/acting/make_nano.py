@@ -21,15 +21,29 @@ def make_nano(config: BaseCommand) -> dict:
     run.begin()  # refuses a folder of other settings: stages that are done are not done again
     if config.tokenizer:
         make_chat(config, [])  # refuses one that is larger than vocab
-    demonstrations = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1,
-                                    seed=config.seed, machine=config.machine)
-    clumsy = replace(demonstrations, noise=config.noise, instances=config.clumsy,
-                     out=config.out / "clumsy.jsonl")
-    careful = replace(demonstrations, first=config.clumsy, instances=config.careful,
-                      out=config.out / "careful.jsonl")
+    demonstrations = CollectCommand(
+        policy="expert",
+        tasks=config.tasks,
+        split="base",
+        group=1,
+        seed=config.seed,
+        machine=config.machine,
+    )
+    clumsy = replace(
+        demonstrations, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl"
+    )
+    careful = replace(
+        demonstrations,
+        first=config.clumsy,
+        instances=config.careful,
+        out=config.out / "careful.jsonl",
+    )
     collect(clumsy)
     collect(careful)
     result = make_base(config, read(careful.out), read(clumsy.out))
     write_result(config.out / "result.json", result)
-    print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
+    print(
+        f"{config.out / 'model'}: "
+        + ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+    )
     return result

@@ -37,8 +37,12 @@ class Job(NamedTuple):
     seed: int
     index: int  # number within the group: the episodes of the same (task, seed)
     limit: int  # turns the episode may take
-    forced: tuple[str, ...] = ()  # answers that are given in the first turns; then the policy is asked
-    shots: tuple[str, ...] = ()  # of solved examples: what they show and say, in turn, before the task
+    forced: tuple[
+        str, ...
+    ] = ()  # answers that are given in the first turns; then the policy is asked
+    shots: tuple[
+        str, ...
+    ] = ()  # of solved examples: what they show and say, in turn, before the task
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -73,7 +77,9 @@ class Policy(Protocol):
 
     name: str
     sampling: dict
-    spare_core: bool  # whether a core is left to the browser: its pages take about as long as the answers
+    spare_core: (
+        bool  # whether a core is left to the browser: its pages take about as long as the answers
+    )
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         """What to do, on page number `page`; None if the context is full or a script knows no step."""
@@ -84,7 +90,9 @@ def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     printed. An expert's raises ValueError if one of these tasks has none."""
     if command.policy != "model":
         require_experts(tasks)
-        policy: Policy = ExpertPolicy(command.noise, command.seed, relabels=command.policy == "dagger")
+        policy: Policy = ExpertPolicy(
+            command.noise, command.seed, relabels=command.policy == "dagger"
+        )
     else:
         model, chat, identity = open_policy(command.model, command.adapter, command.machine)
         name = f"{command.adapter or command.model}@{identity[:12]}"
@@ -96,8 +104,10 @@ def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
 def require_experts(tasks: Iterable[str]) -> None:
     """Raises ValueError if one of these tasks has no scripted expert."""
     if missing := [task for task in tasks if task not in EXPERTS]:
-        raise ValueError(f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
-                         "one, --tasks expert (docs/tasks.md says which)")
+        raise ValueError(
+            f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
+            "one, --tasks expert (docs/tasks.md says which)"
+        )
 
 
 def child_seed(*what) -> int:
@@ -116,31 +126,49 @@ class ModelPolicy:
     model can neither train nor be saved. A conversation may have as many tokens as the model has positions.
     """
 
-    def __init__(self, model: Transformer, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
-                 pages: int = 16):
+    def __init__(
+        self,
+        model: Transformer,
+        chat: Chat,
+        name: str,
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        pages: int = 16,
+    ):
         self.chat, self.name, self.seed = chat, name, seed
-        self.spare_core = sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
+        self.spare_core = (
+            sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
+        )
         self.max_new_tokens = sampling.max_new_tokens
         self.max_context = model.config.max_position_embeddings
         if self.max_new_tokens >= self.max_context:
-            raise ValueError(f"max_new_tokens must be below {self.max_context}, all that the model reads")
+            raise ValueError(
+                f"max_new_tokens must be below {self.max_context}, all that the model reads"
+            )
         self.sampling = sampling.record(seed)
         self.temperatures = sampling.temperatures or (None,)  # None: the sampler's
         # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
         # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
         model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
-        self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
+        self.sampler = Sampler(
+            model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system
+        )
         self._replies: dict[int, asyncio.Future] = {}  # by page
         self._writing: asyncio.Task | None = None
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         seen, turns = episode.observation, episode.turns
-        ids = tuple(self.chat.prompt(next_prompt(seen.instruction, turns, seen.text, episode.job.shots)))
+        ids = tuple(
+            self.chat.prompt(next_prompt(seen.instruction, turns, seen.text, episode.job.shots))
+        )
         if len(ids) + self.max_new_tokens > self.max_context:
             if episode.job.shots and not turns:
-                raise ValueError(f"{episode.job.task}: examples and first page take {len(ids)} tokens, more "
-                                 f"than {self.max_context - self.max_new_tokens}: ask for fewer --shots")
+                raise ValueError(
+                    f"{episode.job.task}: examples and first page take {len(ids)} tokens, more "
+                    f"than {self.max_context - self.max_new_tokens}: ask for fewer --shots"
+                )
             return None
         temperature = self.temperatures[episode.job.index % len(self.temperatures)]
         self.sampler.ask(page, Request(ids, self._uniforms(episode), temperature))
@@ -163,7 +191,9 @@ class ModelPolicy:
                     if reply is not None and not reply.done():
                         reply.set_result(sampled)
                 await asyncio.sleep(0)
-        except Exception as error:  # the waiting pages raise it, whatever it is, or they would wait for ever
+        except (
+            Exception
+        ) as error:  # the waiting pages raise it, whatever it is, or they would wait for ever
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)
@@ -199,13 +229,19 @@ class ExpertPolicy:
         else:
             try:
                 decision = expert(episode.observation, done)
-            except (ValueError, LookupError, StopIteration) as error:  # it ends the episode, not a collection
+            except (
+                ValueError,
+                LookupError,
+                StopIteration,
+            ) as error:  # it ends the episode, not a collection
                 decision, name = None, f"{episode.job.task} seed {episode.job.seed}"
                 print(f"{name}: the expert knows no way on: {error!r}", file=sys.stderr)
         return decision and Reply(write(decision.thought, render(decision.action)))
 
 
-def expert_decision(expert: Expert | None, seen: Observation, done: list[Action]) -> Decision | None:
+def expert_decision(
+    expert: Expert | None, seen: Observation, done: list[Action]
+) -> Decision | None:
     """What an expert would do; None without one, or on a page that it does not know."""
     try:
         return expert(seen, done)
@@ -225,6 +261,10 @@ class PrintingPolicy:
         job, turns = episode.job, episode.turns
         title = f"turn {len(turns) + 1}" if turns else episode.observation.instruction
         lines = [f"error: {turns[-1].error}"] if turns and turns[-1].error else []
-        lines += reply.text.splitlines() if reply else ["no answer: context full, or no expert's step here"]
+        lines += (
+            reply.text.splitlines()
+            if reply
+            else ["no answer: context full, or no expert's step here"]
+        )
         tqdm.write("\n  ".join([f"{job.task} seed {job.seed}: {title}", *lines]))
         return reply

@@ -20,11 +20,14 @@ from minidpo.data.episodes import Cost, Episode, Turn, grouped, in_a_loop
 from minidpo.data.prompt import understand
 from minidpo.system import processes
 
-ENV_TRIES = 3  # how often an episode is begun; when the environment fails in all of them, it is given up
+ENV_TRIES = (
+    3  # how often an episode is begun; when the environment fails in all of them, it is given up
+)
 
 
-async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
-               on_episode: Callable[[Episode], None]) -> list[tuple[Job, EnvError]]:
+async def play(
+    envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, on_episode: Callable[[Episode], None]
+) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
     An episode whose environment fails begins again, ENV_TRIES times in all, the last time alone: a page that
@@ -33,16 +36,27 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     alone = []
     waiting = grouped(jobs, lambda job: job.task)
     task_of_page: list[str | None] = [None] * len(envs)
-    began, durations = time.perf_counter(), defaultdict(list)  # the latter by task: seconds of its episodes
+    began, durations = (
+        time.perf_counter(),
+        defaultdict(list),
+    )  # the latter by task: seconds of its episodes
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
             if not waiting.get(task_of_page[page]):
                 # Loading another task's page takes as long as ten clicks, so a page stays with its task while
                 # any of it is left, and then takes the task with the most work for each page on it.
-                elapsed, left = time.perf_counter() - began, [task for task in waiting if waiting[task]]
-                task_of_page[page] = max(left, key=lambda task: work(
-                    len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task)))
+                elapsed, left = (
+                    time.perf_counter() - began,
+                    [task for task in waiting if waiting[task]],
+                )
+                task_of_page[page] = max(
+                    left,
+                    key=lambda task: (
+                        work(len(waiting[task]), durations[task], elapsed)
+                        / (1 + task_of_page.count(task))
+                    ),
+                )
             job = waiting[task_of_page[page]].pop(0)
             for _ in range(ENV_TRIES - 1):
                 if not await try_episode(job, page):
@@ -50,7 +64,9 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
             else:
                 alone.append(job)
 
-    async def try_episode(job: Job, page: int) -> EnvError | None:  # the error, if the environment failed
+    async def try_episode(
+        job: Job, page: int
+    ) -> EnvError | None:  # the error, if the environment failed
         try:
             episode = await play_once(envs[page], page, job, policy)
         except EnvError as error:
@@ -60,7 +76,9 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
-    if policy.spare_core:  # for the browser, because a matrix product waits for the slowest of its threads
+    if (
+        policy.spare_core
+    ):  # for the browser, because a matrix product waits for the slowest of its threads
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
@@ -115,8 +133,23 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
         prompt_tokens = reply.prompt_tokens
     last, written = episode.observation, [len(turn.ids or ()) for turn in turns]
     # The last prompt holds all pages and all answers but the last.
-    cost = Cost(prompt_tokens - sum(written[:-1]), sum(written),
-                round(seconds["model"], 4), round(seconds["browser"], 4))
-    return Episode(job.task, job.seed, job.index, last.instruction, tuple(turns),
-                   str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost,
-                   forced=min(len(job.forced), len(turns)), shots=job.shots)
+    cost = Cost(
+        prompt_tokens - sum(written[:-1]),
+        sum(written),
+        round(seconds["model"], 4),
+        round(seconds["browser"], 4),
+    )
+    return Episode(
+        job.task,
+        job.seed,
+        job.index,
+        last.instruction,
+        tuple(turns),
+        str(last.outcome or Outcome.LIMIT),
+        last.reward,
+        policy.name,
+        policy.sampling,
+        cost,
+        forced=min(len(job.forced), len(turns)),
+        shots=job.shots,
+    )

@@ -37,8 +37,13 @@ class Batch(NamedTuple):
     tokens: int  # without padding
 
 
-def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: float | None = None,
-            means: Sequence[int] = (), trees: Sequence[Tree] | None = None) -> Batch:
+def collate(
+    groups: Iterable[Sequence[Dialogue]],
+    score: str = "sum",
+    gamma: float | None = None,
+    means: Sequence[int] = (),
+    trees: Sequence[Tree] | None = None,
+) -> Batch:
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
 
     score: "sum", "mean" or "dmpo" (with gamma): the kind of weights (`objective/scores`). means: trajectories
@@ -56,26 +61,50 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     positions, ends = torch.arange(T).repeat(B, 1), torch.arange(1, T + 1).repeat(B, 1)
     for b, tree in enumerate(trees):
         for padded, values in ((ids, tree.ids), (positions, tree.depths), (ends, tree.ends)):
-            padded[b, :len(values)] = torch.tensor(values)
+            padded[b, : len(values)] = torch.tensor(values)
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
-    n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
-    kinds = {"sum": sum_weights, "mean": mean_weights, "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma)}
+    n, written = (
+        sum(map(len, groups)),
+        torch.ones_like(row, dtype=torch.bool),
+    )  # all are the agent's
+    kinds = {
+        "sum": sum_weights,
+        "mean": mean_weights,
+        "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma),
+    }
     entries, mean = [(column, row, kinds[score](written, row, n))], mean_weights(written, row, n)
     for extra, trajectory in enumerate(means, n):
         its_entries = row == trajectory
-        entries.append((column[its_entries], torch.full_like(row[its_entries], extra), mean[its_entries]))
+        entries.append(
+            (column[its_entries], torch.full_like(row[its_entries], extra), mean[its_entries])
+        )
     column, row, weight = map(torch.cat, zip(*entries))
-    return Batch(ids, positions, ends if branched else None, predict, targets, column, row, weight,
-                 rows=n + len(means), tokens=sum(len(tree.ids) for tree in trees))
+    return Batch(
+        ids,
+        positions,
+        ends if branched else None,
+        predict,
+        targets,
+        column,
+        row,
+        weight,
+        rows=n + len(means),
+        tokens=sum(len(tree.ids) for tree in trees),
+    )
 
 
-def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) -> tuple[list[int], ...]:
+def _written(
+    groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int
+) -> tuple[list[int], ...]:
     """What the agent wrote: a batch's `predict` and `targets`, then column, row and turn of W's entries."""
     columns: dict[int, int] = {}  # by the token's place in the flattened batch
     predict, targets, column, row, turns = [], [], [], [], []
-    paths = [(dialogue, path, b * T) for b, (group, tree) in enumerate(zip(groups, trees))
-             for dialogue, path in zip(group, tree.paths)]
+    paths = [
+        (dialogue, path, b * T)
+        for b, (group, tree) in enumerate(zip(groups, trees))
+        for dialogue, path in zip(group, tree.paths)
+    ]
     for n, (dialogue, path, start) in enumerate(paths):
         for t, turn in enumerate(dialogue.turns):
             if turn >= 0:
@@ -92,16 +121,24 @@ def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) ->
 
 def batch_logps(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """log π of the batch's N tokens, (N,), in nats; walk_above: as in `read_states`."""
-    return read_states(model, batch, lambda hidden, n: token_logps(
-        hidden, model.head_weight, batch.targets[n]), walk_above)
+    return read_states(
+        model,
+        batch,
+        lambda hidden, n: token_logps(hidden, model.head_weight, batch.targets[n]),
+        walk_above,
+    )
 
 
-def read_states(model: Transformer, batch: Batch, read: Callable, walk_above: int = sys.maxsize) -> Tensor:
+def read_states(
+    model: Transformer, batch: Batch, read: Callable, walk_above: int = sys.maxsize
+) -> Tensor:
     """What a head makes of the batch's N states, those at `predict`: read(hidden (n,C), which of the N these
     are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
     (`memory/depth_first`), and is read a segment at a time."""
     if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
-        unpadded = (tensor[0, :batch.tokens] for tensor in (batch.ids, batch.positions, batch.ends))
+        unpadded = (
+            tensor[0, : batch.tokens] for tensor in (batch.ids, batch.positions, batch.ends)
+        )
         return read_depth_first(model, *unpadded, batch.predict, read)
     mask = None if batch.ends is None else ancestors(batch.ends)
     hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
@@ -110,7 +147,9 @@ def read_states(model: Transformer, batch: Batch, read: Callable, walk_above: in
 
 def batch_scores(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """W @ logp: the batch's scores, (rows,), in nats. walk_above: as in `batch_logps`."""
-    return scores(batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows)
+    return scores(
+        batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows
+    )
 
 
 def batches_within(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -29,8 +29,12 @@ class Turn:
     observation: str  # the page as text, as it stood before the answer
     answer: str  # the agent's own words
     action: str | None  # the action understood from it, in canonical form; None when there was none
-    error: str | None = None  # why the action was of no use; the agent reads it next, or its visit has ended
-    ids: tuple[int, ...] | None = None  # the answer's tokens as sampled, with the stop token if it came
+    error: str | None = (
+        None  # why the action was of no use; the agent reads it next, or its visit has ended
+    )
+    ids: tuple[int, ...] | None = (
+        None  # the answer's tokens as sampled, with the stop token if it came
+    )
     logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
 
 
@@ -40,7 +44,10 @@ def in_a_loop(turns: Sequence[Turn]) -> bool:
     WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854). Differs: that compares actions
     alone, and a page may want the same action ten times.
     """
-    said = [None if is_silent(turn) else (turn.observation, turn.action or turn.answer) for turn in turns]
+    said = [
+        None if is_silent(turn) else (turn.observation, turn.action or turn.answer)
+        for turn in turns
+    ]
     return bool(said) and said[-1] is not None and said.count(said[-1]) >= 3
 
 
@@ -72,9 +79,13 @@ class Episode:
     outcome: str
     reward: float  # the page's raw reward
     policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@FINGERPRINT, or MODEL@ the same
-    sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
+    sampling: dict = field(
+        default_factory=dict
+    )  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
-    forced: int = 0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's
+    forced: int = (
+        0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's
+    )
     shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
     progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
 
@@ -137,8 +148,10 @@ class Episode:
             raise ValueError(f"not an episode of format version {VERSION}")
         episode = _record_of(cls, record, "episode")
         if episode.outcome not in ("solved", "failed", "limit", "stopped"):
-            raise ValueError(f"episode: 'outcome' should be solved, failed, limit or stopped, got "
-                             f"{episode.outcome!r:.40}")
+            raise ValueError(
+                f"episode: 'outcome' should be solved, failed, limit or stopped, got "
+                f"{episode.outcome!r:.40}"
+            )
         turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
         if not 0 <= episode.forced <= len(turns):
             raise ValueError(f"episode: 'forced' should be 0 to {len(turns)}, got {episode.forced}")
@@ -147,16 +160,32 @@ class Episode:
 
 
 # What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
-_IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
-            tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)}, tuple[str, ...]: {list},
-            float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
-            tuple[float, ...] | None: {list, type(None)}}
+_IN_JSON = {
+    str: {str},
+    int: {int},
+    float: {float, int},
+    dict: {dict},
+    str | None: {str, type(None)},
+    tuple[Turn, ...]: {list},
+    Cost | None: {dict, type(None)},
+    tuple[str, ...]: {list},
+    float | None: {float, int, type(None)},
+    tuple[int, ...] | None: {list, type(None)},
+    tuple[float, ...] | None: {list, type(None)},
+}
 # What a field or each entry of its list must be: in words, and whether it is. Half a character is no text.
 _TEXT = "text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)
 _TOKEN_ID = "a token id", lambda v: type(v) is int and 0 <= v < 2**31
 _NUMBER = "a number", lambda v: type(v) in (float, int) and abs(v) <= sys.float_info.max
-_HELD = {str: _TEXT, str | None: _TEXT, tuple[str, ...]: _TEXT, tuple[int, ...] | None: _TOKEN_ID,
-         tuple[float, ...] | None: _NUMBER, float: _NUMBER, float | None: _NUMBER}
+_HELD = {
+    str: _TEXT,
+    str | None: _TEXT,
+    tuple[str, ...]: _TEXT,
+    tuple[int, ...] | None: _TOKEN_ID,
+    tuple[float, ...] | None: _NUMBER,
+    float: _NUMBER,
+    float | None: _NUMBER,
+}
 
 
 def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
@@ -171,11 +200,15 @@ def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
             raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
         elif f.type in _HELD and (value := record[f.name]) is not None:
             name, fits = _HELD[f.type]
-            if wrong := [each for each in (value if type(value) is list else [value]) if not fits(each)]:
+            if wrong := [
+                each for each in (value if type(value) is list else [value]) if not fits(each)
+            ]:
                 raise ValueError(f"{what}: {f.name!r} should hold {name}, got {wrong[0]!r:.40}")
     if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
         raise ValueError(f"{what}: unknown field {unknown[0]!r}")
-    return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
+    return kind(
+        **{name: tuple(value) if type(value) is list else value for name, value in record.items()}
+    )
 
 
 def grouped(items: Iterable, key: Callable) -> dict:
@@ -200,7 +233,9 @@ def read(path: str | Path) -> list[Episode]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file of episodes")
-    with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
+    with open(
+        path, "rb"
+    ) as file:  # bytes: a line that is not UTF-8 is named like any other bad line
         episodes = list(parse_lines(path, file))
     if not episodes:
         raise ValueError(f"{path}: holds no episodes")
@@ -243,8 +278,10 @@ def _readable(episode: Episode) -> str:
         line = episode.to_json()
         Episode.from_json(line)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{episode.name}: the world or its policy gave what a file of episodes does not "
-                         f"hold: {error}") from None
+        raise ValueError(
+            f"{episode.name}: the world or its policy gave what a file of episodes does not "
+            f"hold: {error}"
+        ) from None
     return line + "\n"
 
 

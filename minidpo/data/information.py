@@ -20,12 +20,16 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
     >>> diversity([])
     {}
     """
-    attempts = grouped(episodes, lambda e: (e.instance, e.said[:e.forced]))
+    attempts = grouped(episodes, lambda e: (e.instance, e.said[: e.forced]))
     groups = [group for group in attempts.values() if len(group) > 1]
     if not groups:
         return {}
-    unlike = [1 - sum(n * (n - 1) for n in Counter(e.said for e in group).values())
-              / (len(group) * (len(group) - 1)) for group in groups]
+    unlike = [
+        1
+        - sum(n * (n - 1) for n in Counter(e.said for e in group).values())
+        / (len(group) * (len(group) - 1))
+        for group in groups
+    ]
     mixed = [len({e.solved for e in group}) == 2 for group in groups]
     return {"diversity": sum(unlike) / len(groups), "mixed": sum(mixed) / len(groups)}
 
@@ -47,14 +51,22 @@ def answer_information(episodes: Sequence[Episode]) -> float | None:
     0.6931
     """
     by_prompt = grouped((e for e in episodes if e.turns and not e.forced), lambda e: e.first_prompt)
-    groups = [Counter(e.turns[0].answer for e in group) for group in by_prompt.values() if len(group) > 1]
+    groups = [
+        Counter(e.turns[0].answer for e in group) for group in by_prompt.values() if len(group) > 1
+    ]
     m = len(groups)
-    agree = sum(n * (n - 1) / (c.total() * (c.total() - 1)) for c in groups for n in c.values()) / max(1, m)
+    agree = sum(
+        n * (n - 1) / (c.total() * (c.total() - 1)) for c in groups for n in c.values()
+    ) / max(1, m)
     if m < 2 or not agree:
         return None
-    shares: dict[str, list[float]] = {}  # of each answer, among the answers to each prompt that it came to
+    shares: dict[
+        str, list[float]
+    ] = {}  # of each answer, among the answers to each prompt that it came to
     for counts in groups:
         for answer, n in counts.items():
             shares.setdefault(answer, []).append(n / counts.total())
-    across = sum(sum(s)**2 - sum(x * x for x in s) for s in shares.values()) / (m * (m - 1))  # two prompts
+    across = sum(sum(s) ** 2 - sum(x * x for x in s) for s in shares.values()) / (
+        m * (m - 1)
+    )  # two prompts
     return math.log(agree / (agree / m + max(0.0, across) * (1 - 1 / m)))

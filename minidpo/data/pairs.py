@@ -41,7 +41,7 @@ def cut_at_token(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
     """
     t = common(chosen.ids, rejected.ids)
     if t < min(len(chosen.ids), len(rejected.ids)) and rejected.turns[t] >= 0:
-        return Dialogue(rejected.ids[:t + 1], rejected.turns[:t + 1])
+        return Dialogue(rejected.ids[: t + 1], rejected.turns[: t + 1])
     return rejected
 
 
@@ -74,25 +74,44 @@ class Pair:
     def __post_init__(self):
         c, r = self.chosen, self.rejected
         if c.instance != r.instance and self.source != "unpaired":
-            raise ValueError("a pair needs one instance, "
-                             f"got {c.task} seed {c.seed} and {r.task} seed {r.seed}")
+            raise ValueError(
+                f"a pair needs one instance, got {c.task} seed {c.seed} and {r.task} seed {r.seed}"
+            )
         if self.source == "progress":
             if c.solved or r.solved or None in (c.progress, r.progress) or c.progress <= r.progress:
-                raise ValueError(f"{c.task} seed {c.seed}: both must have failed, the chosen come nearer, "
-                                 f"got {c.outcome} at {c.progress} and {r.outcome} at {r.progress}")
+                raise ValueError(
+                    f"{c.task} seed {c.seed}: both must have failed, the chosen come nearer, "
+                    f"got {c.outcome} at {c.progress} and {r.outcome} at {r.progress}"
+                )
         elif self.source == "efficient":
             if not (c.solved and r.solved and len(c.turns) <= len(r.turns)):
-                raise ValueError(f"{c.task} seed {c.seed}: both must be solved, the rejected in no fewer "
-                                 f"turns, got {c.outcome} in {len(c.turns)}, {r.outcome} in {len(r.turns)}")
+                raise ValueError(
+                    f"{c.task} seed {c.seed}: both must be solved, the rejected in no fewer "
+                    f"turns, got {c.outcome} in {len(c.turns)}, {r.outcome} in {len(r.turns)}"
+                )
         elif not (is_better(c, r) or is_better(c, r, margin=0.0)):
-            raise ValueError(f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, or "
-                             f"its reward higher, got {c.outcome} at {c.reward}, {r.outcome} at {r.reward}")
+            raise ValueError(
+                f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, or "
+                f"its reward higher, got {c.outcome} at {c.reward}, {r.outcome} at {r.reward}"
+            )
 
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
-        sides = ({"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index, "forced": e.forced,
-                  "sampling": e.sampling, "outcome": e.outcome, "reward": e.reward, "progress": e.progress,
-                  "turns": len(e.turns)} for e in (self.chosen, self.rejected))
+        sides = (
+            {
+                "task": e.task,
+                "seed": e.seed,
+                "policy": e.policy,
+                "index": e.index,
+                "forced": e.forced,
+                "sampling": e.sampling,
+                "outcome": e.outcome,
+                "reward": e.reward,
+                "progress": e.progress,
+                "turns": len(e.turns),
+            }
+            for e in (self.chosen, self.rejected)
+        )
         return {"source": self.source, **dict(zip(("chosen", "rejected"), sides))}
 
 
@@ -104,12 +123,15 @@ def different(pairs: Sequence[Pair]) -> list[Pair]:
 def noisy(episode: Episode) -> bool:
     """Whether an action was unusable, impossible or, but for waiting and arrow keys, repeated on a page as it
     was: DMPO's noisy setting trains on such losers, its clean one does not (2024, arXiv:2406.14868)."""
-    return (any(turn.error is not None for turn in episode.turns)
-            or any(a.action == b.action and a.observation == b.observation and not is_silent(b)
-                   for a, b in pairwise(episode.turns)))
+    return any(turn.error is not None for turn in episode.turns) or any(
+        a.action == b.action and a.observation == b.observation and not is_silent(b)
+        for a, b in pairwise(episode.turns)
+    )
 
 
-def outcome(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+def outcome(
+    group: Sequence[Episode], golden: Sequence[Episode], margin: float | None
+) -> list[Pair]:
     """The agent's successes ≻ its failures (EF-DPO) or, with a margin, the higher reward ≻ the lower."""
     played = [e for e in group if not e.forced]
     return [Pair(a, b) for a, b in product(played, played) if is_better(a, b, margin)]
@@ -119,17 +141,26 @@ def expert(group: Sequence[Episode], golden: Sequence[Episode], margin: float | 
     """A golden episode of the instance ≻ the agent's failures. ETO: Song et al. 2024, arXiv:2403.02502. By
     their rewards the agent may be the better one, as in the authors' construct_preference.py."""
     played = [e for e in group if not e.forced]
-    return [Pair(a, b, "expert") for a, b in (*product(golden, played), *product(played, golden))
-            if is_better(a, b, margin)]
+    return [
+        Pair(a, b, "expert")
+        for a, b in (*product(golden, played), *product(played, golden))
+        if is_better(a, b, margin)
+    ]
 
 
-def efficient(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+def efficient(
+    group: Sequence[Episode], golden: Sequence[Episode], margin: float | None
+) -> list[Pair]:
     """A success in fewer turns ≻ a success in more."""
     solved = [e for e in group if e.solved and not e.forced]
-    return [Pair(a, b, "efficient") for a, b in product(solved, solved) if len(a.turns) < len(b.turns)]
+    return [
+        Pair(a, b, "efficient") for a, b in product(solved, solved) if len(a.turns) < len(b.turns)
+    ]
 
 
-def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+def stepwise(
+    group: Sequence[Episode], golden: Sequence[Episode], margin: float | None
+) -> list[Pair]:
     """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
 
     ETO, appendix C, as configs/papers/eto-stepwise.toml has it: `forced` steps were given, the next was the
@@ -137,11 +168,13 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     Both sides end with the action compared. Differs from the paper: an action that also led to a success is
     no mistake and is not rejected; unless `golden_steps` is "every", one step is drawn.
     """
-    by_prefix = grouped((e for e in group if len(e.turns) > e.forced), lambda e: e.said[:e.forced])
+    by_prefix = grouped((e for e in group if len(e.turns) > e.forced), lambda e: e.said[: e.forced])
     pairs = []
     for prefix, episodes in sorted(by_prefix.items(), key=lambda item: len(item[0])):
         t = len(prefix)
-        shown = [e for e in golden if len(e.turns) > t and e.said[:t] == prefix]  # there may be several ways
+        shown = [
+            e for e in golden if len(e.turns) > t and e.said[:t] == prefix
+        ]  # there may be several ways
         good = [e for e in episodes if e.solved] + shown
         right_actions = {e.turns[t].action for e in good} - {None}
         bad = [e for e in episodes if not e.solved and e.turns[t].action not in right_actions]
@@ -158,7 +191,9 @@ def segment_starts(turns: int, parts: int = 3) -> list[int]:
     return sorted({part * turns // parts for part in range(parts)})
 
 
-def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+def segments(
+    group: Sequence[Episode], golden: Sequence[Episode], margin: float | None
+) -> list[Pair]:
     """After the same golden steps, the golden episode's next third ≻ what the agent did in place of it, where
     the page was not solved. Both sides end with the third.
 
@@ -169,16 +204,23 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     for shown in golden:
         for start, end in pairwise([*segment_starts(len(shown.turns)), len(shown.turns)]):
             given = shown.said[:start]
-            here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
-            right = {e.acted[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
-            pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
-                      if not e.solved and e.acted[:end] not in right]
+            here = [
+                e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given
+            ]
+            right = {
+                e.acted[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given
+            }
+            pairs += [
+                Pair(shown.up_to(end), e.up_to(end), "segments")
+                for e in here
+                if not e.solved and e.acted[:end] not in right
+            ]
     return different(pairs)
 
 
 def on_from(failed: Episode, onward: Episode) -> Episode:
     """The way on, behind the failure's own turns: these know their tokens as sampled, given ones do not."""
-    return replace(onward, turns=failed.turns[:onward.forced] + onward.turns[onward.forced:])
+    return replace(onward, turns=failed.turns[: onward.forced] + onward.turns[onward.forced :])
 
 
 def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
@@ -195,9 +237,14 @@ def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | N
         for t, (before, after) in enumerate(pairwise(step_values(failed, group))):
             if t < failed.forced or None in (before, after) or before - after <= (margin or 0.0):
                 continue
-            onward = [e for e in group if e.solved and e.forced == t and e.said[:t] == failed.said[:t]]
-            pairs += [Pair(on_from(failed, e), failed, "value") for e in onward
-                      if len(e.turns) > t and e.turns[t].action != failed.turns[t].action]
+            onward = [
+                e for e in group if e.solved and e.forced == t and e.said[:t] == failed.said[:t]
+            ]
+            pairs += [
+                Pair(on_from(failed, e), failed, "value")
+                for e in onward
+                if len(e.turns) > t and e.turns[t].action != failed.turns[t].action
+            ]
     return different(pairs)
 
 
@@ -213,12 +260,18 @@ def dagger(group: Sequence[Episode], golden: Sequence[Episode], margin: float | 
         t = shown.forced
         here = [e for e in (*group, *golden) if len(e.turns) > t and e.said[:t] == shown.said[:t]]
         right_actions = {e.turns[t].action for e in here if e.solved} - {None}
-        bad = [e for e in here if not e.solved and e.forced <= t and e.turns[t].action not in right_actions]
+        bad = [
+            e
+            for e in here
+            if not e.solved and e.forced <= t and e.turns[t].action not in right_actions
+        ]
         pairs += [Pair(on_from(e, shown.up_to(t + 1)), e.up_to(t + 1), "dagger") for e in bad]
     return different(pairs)
 
 
-def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+def progress(
+    group: Sequence[Episode], golden: Sequence[Episode], margin: float | None
+) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
         return []
@@ -226,16 +279,25 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     return [Pair(a, b, "progress") for a, b in product(failed, failed) if a.progress > b.progress]
 
 
-SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert), "stepwise": (stepwise,),
-           "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
-           "value": (value,), "dagger": (dagger,)}
+SOURCES = {
+    "outcome": (outcome,),
+    "expert": (expert,),
+    "eto": (outcome, expert),
+    "stepwise": (stepwise,),
+    "mixture": (outcome, expert, stepwise),
+    "efficient": (efficient,),
+    "segments": (expert, segments),
+    "value": (value,),
+    "dagger": (dagger,),
+}
 NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments", "dagger")
 
 
 def is_about_successes(source: str, dense: bool) -> bool:
     """Whether failures of an instance, without what solved it, would say nothing or something wrong."""
-    return (source in ("stepwise", "mixture", "segments", "value", "dagger")
-            or source == "efficient" and not dense)
+    return source in ("stepwise", "mixture", "segments", "value", "dagger") or (
+        source == "efficient" and not dense
+    )
 
 
 @dataclass(frozen=True)
@@ -252,8 +314,13 @@ class PairRules:
     margin: float | None = None  # as in `is_better`; of `value` the least drop
 
 
-def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
-               golden: Sequence[Episode] = (), failures: Sequence[Episode] = ()) -> list[Pair]:
+def make_pairs(
+    episodes: Sequence[Episode],
+    rules: PairRules,
+    seed: int,
+    golden: Sequence[Episode] = (),
+    failures: Sequence[Episode] = (),
+) -> list[Pair]:
     """The pairs of all instances that have two sides, in a seeded random order.
 
     Sources take turns; within one, the episodes used least so far come first. Two episodes that say the same
@@ -264,14 +331,20 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     earlier_of = by_instance(failures)
-    groups = [(group, golden_of.get(instance, []), earlier_of.get(instance, []))
-              for instance, group in by_instance(episodes).items()]
+    groups = [
+        (group, golden_of.get(instance, []), earlier_of.get(instance, []))
+        for instance, group in by_instance(episodes).items()
+    ]
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
     for sides in groups:
         ranked += enumerate(_in_turn(_candidates(*sides, rules, seed), rules.per_instance))
     if not ranked:
         raise NothingToLearn(_why_none(groups, rules, seed))
-    pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
+    pairs = (
+        [pair for _, pair in ranked]
+        if rules.per_task is None
+        else _capped(ranked, rules.per_task, seed)
+    )
     random.Random(seed).shuffle(pairs)
     return pairs
 
@@ -279,48 +352,79 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
 def _why_none(groups: Sequence[tuple[list[Episode], ...]], rules: PairRules, seed: int) -> str:
     """Why these groups gave no pair, and what to change."""
     if rules.source == "value":
-        return (f"no step of a failure in {len(groups)} groups lost more than {rules.margin or 0:g} in value "
-                "where another way solved: --data takes the continuations by collect.py --values, too; play "
-                "more, or lower the margin")
-    if rules.margin and (close := [pair for sides in groups
-                                   for pair in _candidates(*sides, replace(rules, margin=0.0), seed)]):
+        return (
+            f"no step of a failure in {len(groups)} groups lost more than {rules.margin or 0:g} in value "
+            "where another way solved: --data takes the continuations by collect.py --values, too; play "
+            "more, or lower the margin"
+        )
+    if rules.margin and (
+        close := [
+            pair
+            for sides in groups
+            for pair in _candidates(*sides, replace(rules, margin=0.0), seed)
+        ]
+    ):
         widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
-        return (f"no two rewards of an instance are more than {rules.margin:g} apart, at most they are "
-                f"{widest:g}: set the margin below that")
+        return (
+            f"no two rewards of an instance are more than {rules.margin:g} apart, at most they are "
+            f"{widest:g}: set the margin below that"
+        )
     if (rules.clean or rules.noisy) and any(
-            _candidates(*sides, replace(rules, clean=False, noisy=False), seed) for sides in groups):
+        _candidates(*sides, replace(rules, clean=False, noisy=False), seed) for sides in groups
+    ):
         return f"without {'clean' if rules.clean else 'noisy'} there would be pairs: drop it"
     always = sum(all(e.solved for e in group) for group, _, _ in groups)
     never = sum(not any(e.solved for e in group) for group, _, _ in groups)
-    return (f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"
-            " try more instances, larger groups, a higher temperature, or a better start (more SFT)"
-            + "; or let the experts answer in more states"
-            * (rules.source == "dagger" and always < len(groups)))
+    return (
+        f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"
+        " try more instances, larger groups, a higher temperature, or a better start (more SFT)"
+        + "; or let the experts answer in more states"
+        * (rules.source == "dagger" and always < len(groups))
+    )
 
 
-def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int) -> list[Episode]:
+def unpaired_successes(
+    episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int
+) -> list[Episode]:
     """One random solved episode of each instance without a pair."""
     paired = {pair.chosen.instance for pair in pairs}
     solved = by_instance([e for e in episodes if e.solved and e.turns and not e.forced])
-    return [random.Random(f"{seed} {instance}").choice(group) for instance, group in solved.items()
-            if instance not in paired]
+    return [
+        random.Random(f"{seed} {instance}").choice(group)
+        for instance, group in solved.items()
+        if instance not in paired
+    ]
 
 
-def _candidates(group: Sequence[Episode], golden: Sequence[Episode], earlier: Sequence[Episode],
-                rules: PairRules, seed: int) -> list[Pair]:
+def _candidates(
+    group: Sequence[Episode],
+    golden: Sequence[Episode],
+    earlier: Sequence[Episode],
+    rules: PairRules,
+    seed: int,
+) -> list[Pair]:
     """All pairs of an instance, cut where it is to be done by turns, and different then."""
     shuffle = random.Random(f"{seed} {group[0].instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
-    unsolved = [e for e in (*group, *earlier)  # clean leaves out the noisy failures, noisy the others
-                if not e.solved and e.turns and not (rules.clean if noisy(e) else rules.noisy)]
+    unsolved = [
+        e
+        for e in (*group, *earlier)  # clean leaves out the noisy failures, noisy the others
+        if not e.solved and e.turns and not (rules.clean if noisy(e) else rules.noisy)
+    ]
     never_chosen = set(map(id, earlier))
     shuffle(solved)
     shuffle(unsolved)
     sources = SOURCES[rules.source] + ((progress,) if rules.dense else ())
-    pairs = [pair for source in sources for pair in source(solved + unsolved, golden, rules.margin)
-             if pair.chosen.said != pair.rejected.said and id(pair.chosen) not in never_chosen]
+    pairs = [
+        pair
+        for source in sources
+        for pair in source(solved + unsolved, golden, rules.margin)
+        if pair.chosen.said != pair.rejected.said and id(pair.chosen) not in never_chosen
+    ]
     if rules.until == "turn":  # cut short, pairs that differed only later have become one
-        pairs = different([Pair(*cut_at_turn(pair.chosen, pair.rejected), pair.source) for pair in pairs])
+        pairs = different(
+            [Pair(*cut_at_turn(pair.chosen, pair.rejected), pair.source) for pair in pairs]
+        )
     return pairs
 
 
@@ -330,7 +434,10 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
     taken: list[Pair] = []
 
     def episodes(p: Pair) -> list[tuple]:
-        return [(p.source, e.policy, repr(e.sampling), e.forced, e.index) for e in (p.chosen, p.rejected)]
+        return [
+            (p.source, e.policy, repr(e.sampling), e.forced, e.index)
+            for e in (p.chosen, p.rejected)
+        ]
 
     def wear(pair: Pair) -> tuple[int, int]:
         return used[pair.source], sum(used[episode] for episode in episodes(pair))
@@ -355,10 +462,14 @@ def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pa
 def check_prompts(episodes: Sequence[Episode]) -> None:
     """Raises ValueError where those of an instance answer different prompts: another task, other examples."""
     for first, *others in by_instance(episodes).values():
-        if other := next((e for e in others if (e.shots, e.instruction) != (first.shots, first.instruction)),
-                         None):
-            raise ValueError(f"{other.name} of {other.policy}: played behind other examples, or told another "
-                             f"task, than episode {first.index} of {first.policy}: train on each alone")
+        if other := next(
+            (e for e in others if (e.shots, e.instruction) != (first.shots, first.instruction)),
+            None,
+        ):
+            raise ValueError(
+                f"{other.name} of {other.policy}: played behind other examples, or told another "
+                f"task, than episode {first.index} of {first.policy}: train on each alone"
+            )
 
 
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
@@ -373,8 +484,8 @@ def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
     for group in by_instance([*solved, *failed]).values():
         good, bad = [e for e in group if e.solved], [e for e in group if not e.solved]
         columns += zip(good, bad)
-        lone_solved += good[len(bad):]
-        lone_failed += bad[len(good):]
+        lone_solved += good[len(bad) :]
+        lone_failed += bad[len(good) :]
     draw = random.Random(seed)
     good_again, bad_again = (cycle(draw.sample(kind, len(kind))) for kind in (solved, failed))
     for good, bad in zip_longest(lone_solved, lone_failed):

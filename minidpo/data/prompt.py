@@ -26,8 +26,10 @@ or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) S
 DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
 
 _ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
-_THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
-                      re.IGNORECASE | re.MULTILINE | re.DOTALL)
+_THOUGHT = re.compile(
+    r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
+)
 
 
 def write(thought: str, action: str) -> str:
@@ -93,7 +95,9 @@ def page(observation: str, turn_before: Turn | None, instruction: str) -> Messag
     return Message("user", trouble + shown)
 
 
-def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()) -> list[Message]:
+def conversation(
+    instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()
+) -> list[Message]:
     """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
     messages = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)]
     for turn_before, turn in zip((None, *turns), turns):
@@ -102,8 +106,9 @@ def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] =
     return messages
 
 
-def next_prompt(instruction: str, turns: Sequence[Turn], observation: str,
-                shots: Sequence[str] = ()) -> list[Message]:
+def next_prompt(
+    instruction: str, turns: Sequence[Turn], observation: str, shots: Sequence[str] = ()
+) -> list[Message]:
     """The messages of the turns so far and the page that waits for an answer."""
     shown = page(observation, turns[-1] if turns else None, instruction)
     return [*conversation(instruction, turns, shots), shown]
@@ -116,7 +121,9 @@ def episode_messages(episode: Episode) -> list[Message]:
 
 def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
     """What examples show, one behind the other: their pages and answers, in turn."""
-    return tuple(message.content for e in episodes for message in conversation(e.instruction, e.turns)[1:])
+    return tuple(
+        message.content for e in episodes for message in conversation(e.instruction, e.turns)[1:]
+    )
 
 
 @dataclass(frozen=True)
@@ -137,21 +144,25 @@ class Conversation:
     @property
     def said(self) -> list[Message]:
         """The answers that count."""
-        return [message for message in self.messages[self.given:] if message.role == "assistant"]
+        return [message for message in self.messages[self.given :] if message.role == "assistant"]
 
     def up_to(self, turns: int) -> "Conversation":
         """The same conversation without what came behind its first answers that count."""
-        ends = [n for n, m in enumerate(self.messages, 1) if n > self.given and m.role == "assistant"]
-        return replace(self, messages=self.messages[:ends[:turns][-1]]) if ends else self
+        ends = [
+            n for n, m in enumerate(self.messages, 1) if n > self.given and m.role == "assistant"
+        ]
+        return replace(self, messages=self.messages[: ends[:turns][-1]]) if ends else self
 
     def dialogue(self, chat: Chat) -> Dialogue:
         """Token ids, and which are to be learned; turns are counted from the first of those."""
         otherwise = any(word in (chat.template or "") for word in ("<tool_response>", "ipython"))
         if otherwise and any(message.role == "tool" for message in self.messages):
-            raise ValueError(f"{self.name}: role 'tool', which this model's template writes otherwise: write "
-                             "it in the file as the template does, as 'user' where that has <tool_response>")
+            raise ValueError(
+                f"{self.name}: role 'tool', which this model's template writes otherwise: write "
+                "it in the file as the template does, as 'user' where that has <tool_response>"
+            )
         ids, turns = chat.dialogue(list(self.messages))
-        before = sum(message.role == "assistant" for message in self.messages[:self.given])
+        before = sum(message.role == "assistant" for message in self.messages[: self.given])
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 
@@ -166,14 +177,21 @@ def dialogue_of(trajectory: Episode | Conversation, chat: Chat) -> Dialogue:
     return trajectory.dialogue(chat)
 
 
-def dialogues_of(trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat,
-                 limit: int) -> tuple[list[Dialogue], list[str]]:
+def dialogues_of(
+    trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat, limit: int
+) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = [dialogue_of(trajectory, chat)
-                 for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)]
+    dialogues = [
+        dialogue_of(trajectory, chat)
+        for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)
+    ]
     # behind the agent's last token stands nothing that is read
-    dialogues = [dialogue if any(turn >= 0 for turn in dialogue.turns[limit:]) else
-                 Dialogue(dialogue.ids[:limit], dialogue.turns[:limit]) for dialogue in dialogues]
+    dialogues = [
+        dialogue
+        if any(turn >= 0 for turn in dialogue.turns[limit:])
+        else Dialogue(dialogue.ids[:limit], dialogue.turns[:limit])
+        for dialogue in dialogues
+    ]
     names = [trajectory.name for trajectory in trajectories]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
@@ -183,12 +201,21 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
     """Refuse, by name, a trajectory in which the agent wrote nothing or that is too long for the model."""
     for dialogue, name in zip(dialogues, names, strict=True):
         if not any(turn >= 0 for turn in dialogue.turns):
-            raise ValueError(f"{name}: the agent wrote nothing in it, so there is nothing to learn from")
+            raise ValueError(
+                f"{name}: the agent wrote nothing in it, so there is nothing to learn from"
+            )
         if dialogue.turns[0] >= 0:
-            raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
-                             "a trajectory begins with a prompt")
-    if too_long := [f"{name}: {len(dialogue.ids)} tokens" for dialogue, name in zip(dialogues, names)
-                    if len(dialogue.ids) > limit]:
+            raise ValueError(
+                f"{name}: it begins with a token of the agent, which nothing can predict; "
+                "a trajectory begins with a prompt"
+            )
+    if too_long := [
+        f"{name}: {len(dialogue.ids)} tokens"
+        for dialogue, name in zip(dialogues, names)
+        if len(dialogue.ids) > limit
+    ]:
         more = f" and {len(too_long) - 9} more" if len(too_long) > 9 else ""
-        raise ValueError(f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out "
-                         "what is longer, or ask for fewer --shots if it was played behind examples")
+        raise ValueError(
+            f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out "
+            "what is longer, or ask for fewer --shots if it was played behind examples"
+        )

@@ -59,7 +59,9 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
         depths += range(shared, len(trajectory))
         ends += [0] * (len(trajectory) - shared)
         paths[i], before = path, trajectory
-    return Tree(ids, depths, [end or len(ids) for end in ends], paths)  # 0: of the last path, still open
+    return Tree(
+        ids, depths, [end or len(ids) for end in ends], paths
+    )  # 0: of the last path, still open
 
 
 def ancestors(ends: Tensor) -> Tensor:
@@ -83,8 +85,12 @@ class Group(NamedTuple):
     units: list[int]  # the numbers of the units
 
 
-def grow_groups(units: Sequence[Sequence[int]], trajectories: Sequence[Sequence[int]],
-                instances: Sequence[tuple[str, int]], budget: int) -> list[Group]:
+def grow_groups(
+    units: Sequence[Sequence[int]],
+    trajectories: Sequence[Sequence[int]],
+    instances: Sequence[tuple[str, int]],
+    budget: int,
+) -> list[Group]:
     """One tree for each instance, or several where its tree would have more than `budget` tokens.
 
     units: each names its trajectories by number; trajectories: their token ids; instances: one for each
@@ -105,8 +111,12 @@ def grow_groups(units: Sequence[Sequence[int]], trajectories: Sequence[Sequence[
     return groups
 
 
-def _split(members: Sequence[int], units: Sequence[Sequence[int]], trajectories: Sequence[Sequence[int]],
-           budget: int) -> list[list[int]]:
+def _split(
+    members: Sequence[int],
+    units: Sequence[Sequence[int]],
+    trajectories: Sequence[Sequence[int]],
+    budget: int,
+) -> list[list[int]]:
     """The units of an instance in parts whose trees have at most `budget` tokens, in the order they come."""
     parts: list[list[int]] = []
     rows: list[Sequence[int]] = []  # of the part under way, sorted
@@ -127,6 +137,8 @@ def _insert(rows: list[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
     gained = 0
     for row in new:
         at = bisect(rows, row)  # the longest common prefix is that with a neighbour
-        gained += len(row) - max((common(row, near) for near in rows[max(0, at - 1):at + 1]), default=0)
+        gained += len(row) - max(
+            (common(row, near) for near in rows[max(0, at - 1) : at + 1]), default=0
+        )
         rows.insert(at, row)
     return gained

@@ -18,12 +18,30 @@ from minidpo.data.tree import common
 from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
-COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
-FIELDS = {"prompt", "chosen", "rejected", "completion", "messages"}  # of a conversation, not of an episode
+COLUMN, VERSION = (
+    "minidpo",
+    1,
+)  # what we add to the rows that we write; other trainers do not read it
+FIELDS = {
+    "prompt",
+    "chosen",
+    "rejected",
+    "completion",
+    "messages",
+}  # of a conversation, not of an episode
 ROLES = ("system", "user", "assistant", "tool")
 # What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
-SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
-        "tool_calls", "videos")
+SAID = (
+    "audio",
+    "function_call",
+    "images",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "thinking",
+    "tool_calls",
+    "videos",
+)
 
 
 @dataclass(frozen=True)
@@ -49,16 +67,25 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
             line = next(filter(bytes.strip, file), b"").lstrip()
         indented = line.endswith(b"\n") and line.strip() == b"{"
         if indented or line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ValueError(f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)")
+            raise ValueError(
+                f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)"
+            )
         try:
             row = json.loads(line)
-            found[path] = isinstance(row, dict) and bool(row) and (
-                "version" not in row or not FIELDS.isdisjoint(row))
+            found[path] = (
+                isinstance(row, dict)
+                and bool(row)
+                and ("version" not in row or not FIELDS.isdisjoint(row))
+            )
         except (ValueError, RecursionError):  # damaged: the reader of episodes says how
             found[path] = False
     if len(set(found.values())) == 2:
-        rows, episodes = (next(path for path in found if found[path] == kind) for kind in (True, False))
-        raise ValueError(f"{rows} holds conversations and {episodes} does not: give --data files of one kind")
+        rows, episodes = (
+            next(path for path in found if found[path] == kind) for kind in (True, False)
+        )
+        raise ValueError(
+            f"{rows} holds conversations and {episodes} does not: give --data files of one kind"
+        )
     return any(found.values())
 
 
@@ -85,7 +112,9 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
     """A field's messages. Raises ValueError that says what in it is none."""
     value = row.get(field)
     if isinstance(value, str):
-        raise ValueError(f"{name}: {field!r} is text, and only conversations are read: [{{role, content}}]")
+        raise ValueError(
+            f"{name}: {field!r} is text, and only conversations are read: [{{role, content}}]"
+        )
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name}: {field!r} should be a list of messages, got {value!r:.40}")
     for n, message in enumerate(value):
@@ -93,28 +122,47 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
         if not isinstance(message, dict):
             raise ValueError(f"{where} is not a message with role and content")
         if message.get("role") not in ROLES:
-            raise ValueError(f"{where}: 'role' should be {', '.join(ROLES)}, got {message.get('role')!r:.40}")
+            raise ValueError(
+                f"{where}: 'role' should be {', '.join(ROLES)}, got {message.get('role')!r:.40}"
+            )
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"{where}: 'content' should be text, got {message.get('content')!r:.40}")
+            raise ValueError(
+                f"{where}: 'content' should be text, got {message.get('content')!r:.40}"
+            )
         if any("\ud800" <= character <= "\udfff" for character in message["content"]):
-            raise ValueError(f"{where}: 'content' holds half a character, which is no text: a lone surrogate")
+            raise ValueError(
+                f"{where}: 'content' holds half a character, which is no text: a lone surrogate"
+            )
         if more := [key for key in SAID if message.get(key)]:
-            raise ValueError(f"{where}: {more[0]!r} is not read: what a message says is its content")
-        if field != "prompt" and message.get("weight") not in (None, 1):  # OpenAI's 0: not to be learned
-            raise ValueError(f"{where}: 'weight' is not read: every answer behind the prompt counts alike")
+            raise ValueError(
+                f"{where}: {more[0]!r} is not read: what a message says is its content"
+            )
+        if field != "prompt" and message.get("weight") not in (
+            None,
+            1,
+        ):  # OpenAI's 0: not to be learned
+            raise ValueError(
+                f"{where}: 'weight' is not read: every answer behind the prompt counts alike"
+            )
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 
-def _check_begins_anew(said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str) -> None:
+def _check_begins_anew(
+    said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str
+) -> None:
     """Raise ValueError if the prompt would be read twice, and its old answers be learned."""
-    if prompt and (said[:len(prompt)] == prompt or said[0] == prompt[-1]):
-        raise ValueError(f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out")
+    if prompt and (said[: len(prompt)] == prompt or said[0] == prompt[-1]):
+        raise ValueError(
+            f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out"
+        )
 
 
 def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
     """The prompt of a row, and its two ways on from it."""
     if not {"chosen", "rejected"} <= row.keys():
-        raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
+        raise ValueError(
+            f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}"
+        )
     sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
     text = row.get("prompt") or ""
     if not isinstance(text, str):
@@ -122,17 +170,23 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
         for side, field in zip(sides, ("chosen", "rejected")):
             _check_begins_anew(side, field, prompt, name)
         return prompt, *sides
-    prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
+    prompt = sides[0][: common(*sides)]  # what both begin with, as TRL has it
     if not prompt:
-        raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, "
-                         "with the prompt")
+        raise ValueError(
+            f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, "
+            "with the prompt"
+        )
     if text.strip() not in ("", *(message.content.strip() for message in prompt)):
-        raise ValueError(f"{name}: 'prompt' is text that is none of the messages with which 'chosen' and "
-                         "'rejected' begin: make it a list of messages")
-    chosen, rejected = (side[len(prompt):] for side in sides)
+        raise ValueError(
+            f"{name}: 'prompt' is text that is none of the messages with which 'chosen' and "
+            "'rejected' begin: make it a list of messages"
+        )
+    chosen, rejected = (side[len(prompt) :] for side in sides)
     if not (chosen and rejected):
-        raise ValueError(f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the other: "
-                         "leave the row out")
+        raise ValueError(
+            f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the other: "
+            "leave the row out"
+        )
     return prompt, chosen, rejected
 
 
@@ -152,8 +206,10 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
         prompt, *sides = _preference(row, name)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         solved = _solved(row, name)
-        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
-                 for side, field in zip(sides, ("chosen", "rejected"))]
+        sides = [
+            Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
+            for side, field in zip(sides, ("chosen", "rejected"))
+        ]
         pairs.append(Preferred(*(cut_at_turn(*sides) if until == "turn" else sides)))
     return pairs
 
@@ -173,11 +229,15 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
             if not _solved(row, name):
                 continue
         else:
-            raise ValueError(f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen'"
-                             f" and 'rejected', this has {', '.join(row)}")
+            raise ValueError(
+                f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen'"
+                f" and 'rejected', this has {', '.join(row)}"
+            )
         found.append(Conversation(prompt + said, len(prompt), name, ("row", number)))
     if not found:
-        raise NothingToLearn(f"{' '.join(map(str, paths))}: nothing in it is known to be worth imitating")
+        raise NothingToLearn(
+            f"{' '.join(map(str, paths))}: nothing in it is known to be worth imitating"
+        )
     return found
 
 
@@ -185,29 +245,54 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`."""
     rows = [row for row in map(_row, pairs) if row]
     if not rows:
-        raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
+        raise NothingToLearn(
+            f"{path}: not written, since no pair's two sides begin with the same page"
+        )
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ValueError(f"{path} exists and holds other pairs: delete it, or give another --out")
     write_text(path, text)
     if len(rows) < len(pairs):
-        print(f"{len(pairs) - len(rows)} pairs are left out, because their sides began with different pages")
-    print(f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages"
-          + ", whole: until token cuts within a message" * (until == "token"))
+        print(
+            f"{len(pairs) - len(rows)} pairs are left out, because their sides began with different pages"
+        )
+    print(
+        f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages"
+        + ", whole: until token cuts within a message" * (until == "token")
+    )
     return {"pairs": len(rows)}
 
 
 def _row(pair: Pair) -> dict | None:
     """A pair as messages: the prompt is all up to the first page that counts, of a dagger pair the last. None
     if the two sides have not read the same up to there."""
-    chosen, rejected = ([{"role": m.role, "content": m.content} for m in episode_messages(e)]
-                        for e in (pair.chosen, pair.rejected))
+    chosen, rejected = (
+        [{"role": m.role, "content": m.content} for m in episode_messages(e)]
+        for e in (pair.chosen, pair.rejected)
+    )
     # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
-    sides = {name: {"policy": e.policy, "index": e.index, "outcome": e.outcome, "reward": float(e.reward)}
-             for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))}
+    sides = {
+        name: {
+            "policy": e.policy,
+            "index": e.index,
+            "outcome": e.outcome,
+            "reward": float(e.reward),
+        }
+        for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))
+    }
     first = 2 + len(pair.chosen.shots) + 2 * pair.chosen.forced * pair.chosen.relabelled
     if chosen[:first] != rejected[:first]:
         return None
-    return {"prompt": chosen[:first], "chosen": chosen[first:], "rejected": rejected[first:],
-            COLUMN: {"version": VERSION, "task": pair.chosen.task, "seed": pair.chosen.seed,
-                     "source": pair.source, "solved": pair.chosen.solved, **sides}}
+    return {
+        "prompt": chosen[:first],
+        "chosen": chosen[first:],
+        "rejected": rejected[first:],
+        COLUMN: {
+            "version": VERSION,
+            "task": pair.chosen.task,
+            "seed": pair.chosen.seed,
+            "source": pair.source,
+            "solved": pair.chosen.solved,
+            **sides,
+        },
+    }

@@ -32,7 +32,10 @@ def step_values(episode: Episode, continuations: Sequence[Episode]) -> list[floa
     """
     values: list[float | None] = []
     for t in range(len(episode.turns)):
-        verdicts = [e.solved for e in continuations if e.instance == episode.instance and e.forced == t
-                    and e.said[:t] == episode.said[:t]]
+        verdicts = [
+            e.solved
+            for e in continuations
+            if e.instance == episode.instance and e.forced == t and e.said[:t] == episode.said[:t]
+        ]
         values.append(sum(verdicts) / len(verdicts) if verdicts else None)
     return [*values, float(episode.solved)]

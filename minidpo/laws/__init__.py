@@ -22,4 +22,6 @@ def missing(*also: str) -> str:
 def page(name: str) -> Path:
     """A page of docs: an installed minidpo has it in minidpo/docs, a checkout beside minidpo."""
     package = Path(__file__).parents[1]
-    return next(path for folder in (package, package.parent) if (path := folder / "docs" / name).is_file())
+    return next(
+        path for folder in (package, package.parent) if (path := folder / "docs" / name).is_file()
+    )

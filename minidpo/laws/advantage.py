@@ -40,7 +40,11 @@ def sums_to_0_in_each_group(advantage, episodes):
         close(found[group == number].sum(), f64(0.0), f"the sum over group {number.item()}", 1e-6)
 
 
-@for_all(reward=st.one_of(rewards, st.sampled_from([0.1, 0.7, 1 / 3])), group=groups, count=st.integers(1, 8))
+@for_all(
+    reward=st.one_of(rewards, st.sampled_from([0.1, 0.7, 1 / 3])),
+    group=groups,
+    count=st.integers(1, 8),
+)
 def is_0_where_all_rewards_of_a_group_are_equal(advantage, reward, group, count):
     """So a group that always fails, or that has one episode, teaches nothing; up to 1e-6. The mean of three
     rewards of 0.1 is not 0.1 in float64: what is left must not be divided by itself."""
@@ -51,7 +55,12 @@ def is_0_where_all_rewards_of_a_group_are_equal(advantage, reward, group, count)
 @for_all(episodes=episodes, group=groups, shift=st.integers(-3, 3))
 def is_unmoved_when_all_rewards_of_a_group_shift(advantage, episodes, group, shift):
     shifted = [(reward + shift * (number == group), number) for reward, number in episodes]
-    close(advantages(advantage, shifted), advantages(advantage, episodes), "after the shift episode", 1e-6)
+    close(
+        advantages(advantage, shifted),
+        advantages(advantage, episodes),
+        "after the shift episode",
+        1e-6,
+    )
 
 
 @for_all(episodes=episodes, group=groups)
@@ -78,9 +87,15 @@ def rises_with_the_reward(advantage, low, high, others):
         assert a < b, f"the lower reward has {a:.6g}, the higher {b:.6g}"
 
 
-LAWS = (leaves_its_inputs_as_they_were, sums_to_0_in_each_group, is_0_where_all_rewards_of_a_group_are_equal,
-        is_unmoved_when_all_rewards_of_a_group_shift, reads_no_other_group,
-        goes_with_its_episode_into_any_order, rises_with_the_reward)
+LAWS = (
+    leaves_its_inputs_as_they_were,
+    sums_to_0_in_each_group,
+    is_0_where_all_rewards_of_a_group_are_equal,
+    is_unmoved_when_all_rewards_of_a_group_shift,
+    reads_no_other_group,
+    goes_with_its_episode_into_any_order,
+    rises_with_the_reward,
+)
 
 
 @for_all(episodes=episodes)
@@ -89,4 +104,9 @@ def keeps_the_differences_of_rewards(advantage, episodes):
     found = advantages(advantage, episodes)
     for i, (reward, group) in enumerate(episodes):
         first = next(j for j, episode in enumerate(episodes) if episode[1] == group)
-        close(found[i] - found[first], f64(reward - episodes[first][0]), f"A of {i} - A of {first}", 1e-6)
+        close(
+            found[i] - found[first],
+            f64(reward - episodes[first][0]),
+            f"A of {i} - A of {first}",
+            1e-6,
+        )

@@ -18,6 +18,7 @@ def for_all(**cases):
     law(function) raises AssertionError with the claim's message and the case, the simplest that hypothesis
     finds; the same one each time. A function that raises breaks the law; NotImplementedError passes through.
     """
+
     def make_law(claim):
         @functools.wraps(claim)
         def law(function, phases=SHRINK):
@@ -25,19 +26,31 @@ def for_all(**cases):
             if phases is SEARCH:  # one counterexample is wanted, and it ends the search
                 tries *= 100
 
-            @settings(max_examples=tries, phases=phases, database=None, report_multiple_bugs=False,
-                      derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(
+                max_examples=tries,
+                phases=phases,
+                database=None,
+                report_multiple_bugs=False,
+                derandomize=True,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            )
             @given(**cases)
             def attempt(**case):
                 if reason := why_not(claim, function, case):
                     found = ", ".join(f"{name} = {shown(value)}" for name, value in case.items())
                     raise AssertionError(f"{reason} ({found})")
+
             try:
                 attempt()
             except Flaky:
                 raise AssertionError("the same input gives one result and then another") from None
-        law.is_of_beta = "beta" in cases  # such a law can be asked only of a function with that parameter
+
+        law.is_of_beta = (
+            "beta" in cases
+        )  # such a law can be asked only of a function with that parameter
         return law
+
     return make_law
 
 
@@ -80,7 +93,9 @@ def unlike(a: float, b: float) -> tuple[str, str]:
 def tensor_of(result, shape: tuple, what: str = "the result") -> Tensor:
     """The result, which must be a tensor of this shape."""
     assert isinstance(result, Tensor), f"{what} is a {type(result).__name__}, not a tensor"
-    assert tuple(result.shape) == shape, f"{what} has the shape {tuple(result.shape)}, wanted {shape}"
+    assert tuple(result.shape) == shape, (
+        f"{what} has the shape {tuple(result.shape)}, wanted {shape}"
+    )
     return result
 
 

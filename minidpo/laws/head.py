@@ -11,7 +11,9 @@ from minidpo.laws.for_all import close, f64, for_all, shown, tensor_of
 V, C = 4, 2
 numbers = st.integers(-4, 4)
 weights = st.lists(st.tuples(numbers, numbers), min_size=V, max_size=V)
-tokens = st.lists(st.tuples(st.tuples(numbers, numbers), st.integers(0, V - 1)), max_size=5)  # hidden, target
+tokens = st.lists(
+    st.tuples(st.tuples(numbers, numbers), st.integers(0, V - 1)), max_size=5
+)  # hidden, target
 
 
 def logps_of(head, tokens, weight, dtype=torch.float64):
@@ -61,11 +63,16 @@ def has_the_gradient_of_log_softmax(head, tokens, weight):
 @for_all(size=st.sampled_from([1, 100, 10000]), target=st.integers(0, V - 1))
 def is_finite_in_float32_at_logits_of_thousands(head, size, target):
     """Also beside a token whose logits are all 0: each has a largest logit of its own."""
-    logps, hidden, _ = logps_of(head, [((size, 0), target), ((0, 0), target)],
-                                [(1, 0), (-1, 0), (0, 0), (0, 0)], torch.float32)
+    logps, hidden, _ = logps_of(
+        head,
+        [((size, 0), target), ((0, 0), target)],
+        [(1, 0), (-1, 0), (0, 0), (0, 0)],
+        torch.float32,
+    )
     logps.sum().backward()
     assert logps.isfinite().all() and hidden.grad.isfinite().all(), (
-        f"the two log-probs are {shown(logps.tolist())}, their gradients {shown(hidden.grad[:, 0].tolist())}")
+        f"the two log-probs are {shown(logps.tolist())}, their gradients {shown(hidden.grad[:, 0].tolist())}"
+    )
 
 
 @for_all(tokens=tokens, weight=weights)
@@ -77,6 +84,11 @@ def gives_float32_for_bfloat16(head, tokens, weight):
     close(logps, full[range(len(tokens)), [target for _, target in tokens]], "a log-prob", 1e-6)
 
 
-LAWS = (gives_all_targets_together_the_probability_1, gives_log_probs_as_far_apart_as_the_logits,
-        gives_each_token_what_it_has_alone, has_the_gradient_of_log_softmax,
-        is_finite_in_float32_at_logits_of_thousands, gives_float32_for_bfloat16)
+LAWS = (
+    gives_all_targets_together_the_probability_1,
+    gives_log_probs_as_far_apart_as_the_logits,
+    gives_each_token_what_it_has_alone,
+    has_the_gradient_of_log_softmax,
+    is_finite_in_float32_at_logits_of_thousands,
+    gives_float32_for_bfloat16,
+)

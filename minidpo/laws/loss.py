@@ -83,7 +83,9 @@ def leaves_its_inputs_as_they_were(loss, state):
     inputs = tensors(state)
     loss(*inputs)
     for name, before, after in zip(SIDES, tensors(state), inputs, strict=True):
-        assert torch.equal(before, after), f"{name} was {before.item():.6g} and is now {after.item():.6g}"
+        assert torch.equal(before, after), (
+            f"{name} was {before.item():.6g} and is now {after.item():.6g}"
+        )
 
 
 @for_all(side=st.sampled_from(SIDES), odd=st.sampled_from([math.nan, -math.inf, math.inf]))
@@ -102,21 +104,28 @@ def refuses_a_log_prob_that_is_not_finite(loss, side, odd):
 @for_all(state=far_states)
 def is_finite_in_float32_at_margins_of_thousands(loss, state):
     found = (*value(loss, state, dtype=torch.float32), *slopes(loss, state, torch.float32))
-    assert all(map(math.isfinite, found)), f"its value is {found[0]:.6g}, its slopes {shown(found[1:])}"
+    assert all(map(math.isfinite, found)), (
+        f"its value is {found[0]:.6g}, its slopes {shown(found[1:])}"
+    )
 
 
 @for_all(state=states)
 def has_the_gradient_of_its_value(loss, state):
     """Between the slopes measured to the left and to the right, so that a kink may choose."""
-    in_float64 = called(loss, tensors(state)).dtype == torch.float64  # else a loss rounds in its own dtype
+    in_float64 = (
+        called(loss, tensors(state)).dtype == torch.float64
+    )  # else a loss rounds in its own dtype
     tiny, slack = (1e-5, 1e-5) if in_float64 else (1e-2, 1e-3)
     for side, gradient in enumerate(slopes(loss, state)):
-        below, here, above = (value(loss, moved(state, *[at * (i == side) for i in range(4)]))[0]
-                              for at in (-tiny, 0, tiny))
+        below, here, above = (
+            value(loss, moved(state, *[at * (i == side) for i in range(4)]))[0]
+            for at in (-tiny, 0, tiny)
+        )
         low, high = sorted(((here - below) / tiny, (above - here) / tiny))
         most = slack + 1e-3 * abs(gradient)
         assert low - most <= gradient <= high + most, (
-            f"its gradient by {SIDES[side]} is {gradient:.6g}, its slope {(low + high) / 2:.6g}")
+            f"its gradient by {SIDES[side]} is {gradient:.6g}, its slope {(low + high) / 2:.6g}"
+        )
 
 
 # What it sees
@@ -128,29 +137,46 @@ def reads_the_reference(loss, state):
     chosen, rejected = state[:2]
     at_reference = value(loss, (chosen, rejected, chosen, rejected))
     for side, step in ((2, (1, 0)), (3, (0, 1))):
-        results = [value(loss, moved((chosen, rejected, chosen, rejected), 0, 0, *(-nats * s for s in step)))
-                   for nats in (1, 3)]
-        assert all(math.isfinite(x) for result in results for x in result), f"gives {results}"  # nan != nan
-        assert any(result != at_reference for result in results), f"a lower {SIDES[side]} changes nothing"
+        results = [
+            value(
+                loss, moved((chosen, rejected, chosen, rejected), 0, 0, *(-nats * s for s in step))
+            )
+            for nats in (1, 3)
+        ]
+        assert all(math.isfinite(x) for result in results for x in result), (
+            f"gives {results}"
+        )  # nan != nan
+        assert any(result != at_reference for result in results), (
+            f"a lower {SIDES[side]} changes nothing"
+        )
 
 
 @for_all(state=states, prompt=prompts)
 def ignores_what_a_prompt_adds_to_the_policy(loss, state, prompt):
-    same(value(loss, state)[0], value(loss, moved(state, prompt, prompt, 0, 0))[0],
-         "the loss without and with a constant on both of the policy's log-probs")
+    same(
+        value(loss, state)[0],
+        value(loss, moved(state, prompt, prompt, 0, 0))[0],
+        "the loss without and with a constant on both of the policy's log-probs",
+    )
 
 
 @for_all(state=states, prompt=prompts)
 def ignores_what_a_prompt_adds_to_the_reference(loss, state, prompt):
-    same(value(loss, state)[0], value(loss, moved(state, 0, 0, prompt, prompt))[0],
-         "the loss without and with a constant on both of the reference's log-probs")
+    same(
+        value(loss, state)[0],
+        value(loss, moved(state, 0, 0, prompt, prompt))[0],
+        "the loss without and with a constant on both of the reference's log-probs",
+    )
 
 
 @for_all(state=states, nats=prompts)
 def sees_the_policy_only_as_a_ratio_to_the_reference(loss, state, nats):
     """Together with the two before: it sees h alone, the difference of two log-ratios."""
-    same(value(loss, state)[0], value(loss, moved(state, nats, 0, nats, 0))[0],
-         "the loss without and with a constant on the chosen's log-prob, policy's and reference's")
+    same(
+        value(loss, state)[0],
+        value(loss, moved(state, nats, 0, nats, 0))[0],
+        "the loss without and with a constant on the chosen's log-prob, policy's and reference's",
+    )
 
 
 # Where it starts
@@ -171,9 +197,12 @@ def pulls_the_chosen_up_and_the_rejected_down_at_first(loss, chosen, rejected):
 @for_all(chosen=prompts, rejected=prompts, nats=st.floats(1, 30))
 def does_not_let_both_log_probs_fall(loss, chosen, rejected, nats):
     """DPO does: it is as content with both lower by the same, and in training the chosen often falls."""
-    (start,), (fallen,) = (value(loss, moved((chosen, rejected, chosen, rejected), -by, -by, 0, 0))
-                           for by in (0, nats))
-    assert fallen > start + 1e-9, f"both fall {nats:.6g} nats below the reference: {start:.6g}, {fallen:.6g}"
+    (start,), (fallen,) = (
+        value(loss, moved((chosen, rejected, chosen, rejected), -by, -by, 0, 0)) for by in (0, nats)
+    )
+    assert fallen > start + 1e-9, (
+        f"both fall {nats:.6g} nats below the reference: {start:.6g}, {fallen:.6g}"
+    )
 
 
 # Where it pulls
@@ -236,7 +265,8 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
     (up_a, _), (up_b, _) = slopes(loss, a), slopes(loss, b)
     wrong_a, wrong_b = (-math.expm1(-x) for x in value(loss, a) + value(loss, b))
     assert math.isclose(up_a * wrong_b, up_b * wrong_a, rel_tol=1e-6, abs_tol=1e-15), (
-        f"pulls {-up_a:.6g} at a probability of {wrong_a:.6g}, {-up_b:.6g} at {wrong_b:.6g}")
+        f"pulls {-up_a:.6g} at a probability of {wrong_a:.6g}, {-up_b:.6g} at {wrong_b:.6g}"
+    )
 
 
 # What a parameter beta does, for a loss that takes one
@@ -245,8 +275,13 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
 @for_all(chosen=logps, beta=betas)
 def reads_beta(loss, chosen, beta):
     """In its slopes, at the reference or a nat below it; a loss that does not ignores `--dpo.beta`."""
-    at_beta, at_twice = ([slopes(functools.partial(loss, beta=number), (chosen - down, -1.0, chosen, -1.0))
-                          for down in (0, 1)] for number in (beta, 2 * beta))
+    at_beta, at_twice = (
+        [
+            slopes(functools.partial(loss, beta=number), (chosen - down, -1.0, chosen, -1.0))
+            for down in (0, 1)
+        ]
+        for number in (beta, 2 * beta)
+    )
     assert at_beta != at_twice, f"its slopes are {shown(at_beta)}, and the same at twice the beta"
 
 
@@ -254,8 +289,10 @@ def reads_beta(loss, chosen, beta):
 def is_the_loss_at_beta_1_of_beta_times_the_log_probs(loss, state, beta):
     """beta scales what the loss sees and nothing else. Precondition: loss(..., beta=1.0) works."""
     scaled = tuple(beta * x for x in state)
-    (found,), (wanted,) = (value(functools.partial(loss, beta=number), x)
-                           for number, x in ((beta, state), (1.0, scaled)))
+    (found,), (wanted,) = (
+        value(functools.partial(loss, beta=number), x)
+        for number, x in ((beta, state), (1.0, scaled))
+    )
     same(found, wanted, "the loss with beta, and with 1 for beta and beta times the log-probs")
 
 
@@ -269,28 +306,50 @@ def pulls_with_half_of_beta_at_first(loss, chosen, beta):
 @for_all(rejected=logps, beta=betas)
 def is_0_where_h_is_1_over_2_beta(loss, rejected, beta):
     """h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)."""
-    same(value(functools.partial(loss, beta=beta), (-1 + 1 / (2 * beta), rejected, -1.0, rejected))[0], 0,
-         "its value, and the one wanted")
+    same(
+        value(functools.partial(loss, beta=beta), (-1 + 1 / (2 * beta), rejected, -1.0, rejected))[
+            0
+        ],
+        0,
+        "its value, and the one wanted",
+    )
 
 
 @for_all(state=wide_states, step=st.floats(0.5, 5), beta=betas)
 def bends_like_h_squared(loss, state, step, beta):
     """L(h + d) + L(h - d) - 2 L(h) = 2 d², wherever h is: a parabola with the factor 1."""
-    high, here, low = (value(functools.partial(loss, beta=beta), moved(state, by, 0, 0, 0))[0]
-                       for by in (step, 0, -step))
+    high, here, low = (
+        value(functools.partial(loss, beta=beta), moved(state, by, 0, 0, 0))[0]
+        for by in (step, 0, -step)
+    )
     assert math.isclose(high + low - 2 * here, 2 * step**2, rel_tol=1e-6), (
-        f"L(h + d) + L(h - d) - 2 L(h) is {high + low - 2 * here:.6g}, wanted {2 * step**2:.6g}")
+        f"L(h + d) + L(h - d) - 2 L(h) is {high + low - 2 * here:.6g}, wanted {2 * step**2:.6g}"
+    )
 
 
-LAWS = (gives_each_pair_a_loss_of_its_own, computes_in_the_dtype_of_the_log_probs,
-        leaves_its_inputs_as_they_were, refuses_a_log_prob_that_is_not_finite,
-        is_finite_in_float32_at_margins_of_thousands, has_the_gradient_of_its_value, reads_the_reference,
-        ignores_what_a_prompt_adds_to_the_policy, ignores_what_a_prompt_adds_to_the_reference,
-        sees_the_policy_only_as_a_ratio_to_the_reference, is_log_2_where_the_policy_is_the_reference,
-        pulls_the_chosen_up_and_the_rejected_down_at_first, does_not_let_both_log_probs_fall,
-        pulls_both_sides_equally_hard, never_pulls_a_won_pair_back,
-        pulls_a_won_pair_further_however_large_its_margin, still_pulls_a_pair_that_is_hopelessly_lost,
-        is_convex_in_the_policys_log_probs, is_never_negative,
-        gives_a_pair_and_its_swap_probabilities_that_sum_to_1,
-        pulls_in_proportion_to_the_chance_of_being_wrong,
-        reads_beta, is_the_loss_at_beta_1_of_beta_times_the_log_probs, pulls_with_half_of_beta_at_first)
+LAWS = (
+    gives_each_pair_a_loss_of_its_own,
+    computes_in_the_dtype_of_the_log_probs,
+    leaves_its_inputs_as_they_were,
+    refuses_a_log_prob_that_is_not_finite,
+    is_finite_in_float32_at_margins_of_thousands,
+    has_the_gradient_of_its_value,
+    reads_the_reference,
+    ignores_what_a_prompt_adds_to_the_policy,
+    ignores_what_a_prompt_adds_to_the_reference,
+    sees_the_policy_only_as_a_ratio_to_the_reference,
+    is_log_2_where_the_policy_is_the_reference,
+    pulls_the_chosen_up_and_the_rejected_down_at_first,
+    does_not_let_both_log_probs_fall,
+    pulls_both_sides_equally_hard,
+    never_pulls_a_won_pair_back,
+    pulls_a_won_pair_further_however_large_its_margin,
+    still_pulls_a_pair_that_is_hopelessly_lost,
+    is_convex_in_the_policys_log_probs,
+    is_never_negative,
+    gives_a_pair_and_its_swap_probabilities_that_sum_to_1,
+    pulls_in_proportion_to_the_chance_of_being_wrong,
+    reads_beta,
+    is_the_loss_at_beta_1_of_beta_times_the_log_probs,
+    pulls_with_half_of_beta_at_first,
+)

@@ -4,14 +4,19 @@ from minidpo.laws import page
 from minidpo.learning import loss_table
 from minidpo.memory.nf4 import code_book, nearest
 
-LOSSES = {name: entry.of_scores(entry.defaults, baseline=0.0) for name, entry in loss_table.LOSSES.items()}
+LOSSES = {
+    name: entry.of_scores(entry.defaults, baseline=0.0) for name, entry in loss_table.LOSSES.items()
+}
 
 
 def broken_by() -> dict[str, list[str]]:
     """Our losses that break a law, by law, as docs/your-own-loss.md has them; a test tries them all."""
     table = page("your-own-loss.md").read_text(encoding="utf-8").partition("\n| law |")[2]
     rows = [line.split("|")[1:-1] for line in table.partition("\n\n")[0].splitlines()[2:]]
-    return {law.strip(): [name for name, mark in zip(LOSSES, marks) if "–" in mark] for law, *marks in rows}
+    return {
+        law.strip(): [name for name, mark in zip(LOSSES, marks) if "–" in mark]
+        for law, *marks in rows
+    }
 
 
 def nf4(blocks):

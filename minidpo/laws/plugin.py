@@ -12,8 +12,12 @@ import pytest
 
 from minidpo import laws
 
-OPTIONS = {"loss": ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected"),
-           "head": ("hidden", "weight", "targets"), "advantage": ("reward", "group"), "code": ("blocks",)}
+OPTIONS = {
+    "loss": ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected"),
+    "head": ("hidden", "weight", "targets"),
+    "advantage": ("reward", "group"),
+    "code": ("blocks",),
+}
 WANTED = " or ".join(f"--{kind}" for kind in OPTIONS) + " package.module:function"
 YOURS = pytest.StashKey()  # which function is tested as what
 
@@ -21,8 +25,13 @@ YOURS = pytest.StashKey()  # which function is tested as what
 def pytest_addoption(parser, pluginmanager):
     if "minidpo.laws" in pluginmanager.get_plugin("pytestconfig").invocation_params.args:
         for kind, parameters in OPTIONS.items():
-            parser.getgroup("minidpo.laws").addoption(f"--{kind}", metavar="package.module:function", help=(
-                f"which laws hold for this function of {', '.join(parameters)} (minidpo/laws/{kind}.py)"))
+            parser.getgroup("minidpo.laws").addoption(
+                f"--{kind}",
+                metavar="package.module:function",
+                help=(
+                    f"which laws hold for this function of {', '.join(parameters)} (minidpo/laws/{kind}.py)"
+                ),
+            )
 
 
 def pytest_configure(config):
@@ -31,12 +40,17 @@ def pytest_configure(config):
     if lacking := laws.missing():
         raise pytest.UsageError(lacking)
     given = {kind: config.getoption(f"--{kind}") for kind in OPTIONS}
-    words = [word.partition("=")[0] for word in config.invocation_params.args if isinstance(word, str)]
+    words = [
+        word.partition("=")[0] for word in config.invocation_params.args if isinstance(word, str)
+    ]
     if twice := [kind for kind in OPTIONS if words.count(f"--{kind}") > 1]:
         raise pytest.UsageError(f"--{twice[0]} is given twice: ask for the laws of one at a time")
     if not any(given.values()):
         raise pytest.UsageError(f"the laws want a function: {WANTED}")
-    config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
+    config.option.tbstyle, config.option.reportchars = (
+        "no",
+        "",
+    )  # the summary below says all, a line a law
     sys.path.insert(0, str(config.invocation_params.dir))
     config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
 
@@ -46,6 +60,7 @@ def named(spec: str, kind: str):
     start = f"--{kind} {spec}:"
     if kind == "loss":
         from minidpo.laws.ours import LOSSES  # here, because it imports torch
+
         if spec in LOSSES:
             return LOSSES[spec]
     module_name, colon, name = spec.partition(":")
@@ -55,8 +70,10 @@ def named(spec: str, kind: str):
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
-        raise pytest.UsageError(f"{start} cannot import {module_name}: {error} (it is looked for in "
-                                "this folder and in those of PYTHONPATH)") from None
+        raise pytest.UsageError(
+            f"{start} cannot import {module_name}: {error} (it is looked for in "
+            "this folder and in those of PYTHONPATH)"
+        ) from None
     function = getattr(module, name, None)
     if not callable(function):
         what = "is not a function" if hasattr(module, name) else "does not exist"
@@ -72,11 +89,17 @@ def why_not_callable(function, name: str, wanted: tuple[str, ...]) -> str:
         signature = inspect.signature(function)
     except ValueError:
         return f"{name} is built in and does not say what it takes: wrap it in a def"
-    more = [p.name for i, p in enumerate(signature.parameters.values()) if p.default is p.empty
-            and (p.kind == p.KEYWORD_ONLY or p.kind == p.POSITIONAL_OR_KEYWORD and i >= len(wanted))]
+    more = [
+        p.name
+        for i, p in enumerate(signature.parameters.values())
+        if p.default is p.empty
+        and (p.kind == p.KEYWORD_ONLY or (p.kind == p.POSITIONAL_OR_KEYWORD and i >= len(wanted)))
+    ]
     if more:
-        return (f"give {', '.join(more)} a default, or name a functools.partial that does: "
-                f"it is called with {', '.join(wanted)} alone")
+        return (
+            f"give {', '.join(more)} a default, or name a functools.partial that does: "
+            f"it is called with {', '.join(wanted)} alone"
+        )
     try:
         signature.bind(*wanted)
     except TypeError as error:
@@ -87,33 +110,54 @@ def why_not_callable(function, name: str, wanted: tuple[str, ...]) -> str:
 def pytest_generate_tests(metafunc):
     """A test for each law of what was given."""
     if {"law", "yours"} <= set(metafunc.fixturenames):
-        cases = [pytest.param(law, function, id=f"{kind}-{law.__name__}", marks=[pytest.mark.skip] * (
-                    law.is_of_beta and "beta" not in inspect.signature(function).parameters))
-                 for kind, function in metafunc.config.stash.get(YOURS, {}).items()
-                 for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS]
+        cases = [
+            pytest.param(
+                law,
+                function,
+                id=f"{kind}-{law.__name__}",
+                marks=[pytest.mark.skip]
+                * (law.is_of_beta and "beta" not in inspect.signature(function).parameters),
+            )
+            for kind, function in metafunc.config.stash.get(YOURS, {}).items()
+            for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS
+        ]
         metafunc.parametrize("law, yours", cases)
         gc.freeze()  # else each search for garbage walks all that was imported: a tenth of the time
 
 
 def pytest_terminal_summary(terminalreporter, config):
     """A line a law, first those that hold; of a broken one the reason, and which of our losses break it."""
-    lines = {"passed": "holds          {}", "skipped": "not asked      {}: it has no parameter beta",
-             "failed": "does not hold  {}: {}"}
+    lines = {
+        "passed": "holds          {}",
+        "skipped": "not asked      {}: it has no parameter beta",
+        "failed": "does not hold  {}: {}",
+    }
     for kind in config.stash.get(YOURS, {}):
         from minidpo.laws.ours import broken_by
+
         terminalreporter.section(f"laws of {config.getoption(f'--{kind}')}")
         for outcome, line in lines.items():
             found, compared = [], outcome == "failed" and kind == "loss"
             for report in terminalreporter.getreports(outcome):
                 law_kind, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
                 law, crash = name.replace("_", " "), getattr(report.longrepr, "reprcrash", None)
-                reason = crash.message.partition("\n")[0].removeprefix("AssertionError: ") if crash else ""
+                reason = (
+                    crash.message.partition("\n")[0].removeprefix("AssertionError: ")
+                    if crash
+                    else ""
+                )
                 breakers = broken_by()[law] if compared and law_kind == kind else []
                 if law_kind == kind:
                     found.append((len(breakers), law, reason, ", ".join(breakers) or "none"))
-            for _, law, reason, breakers in sorted(found, key=lambda broken: broken[0]):  # the gravest first
+            for _, law, reason, breakers in sorted(
+                found, key=lambda broken: broken[0]
+            ):  # the gravest first
                 terminalreporter.write_line(line.format(law, reason))
                 if compared:
-                    terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {breakers}")
+                    terminalreporter.write_line(
+                        f"{'':15}of minidpo's losses it is broken by: {breakers}"
+                    )
             if compared and (grave := sum(breakers == "none" for *_, breakers in found)):
-                terminalreporter.write_line(f"look first at the {grave} that none of minidpo's losses breaks")
+                terminalreporter.write_line(
+                    f"look first at the {grave} that none of minidpo's losses breaks"
+                )

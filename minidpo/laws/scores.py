@@ -9,7 +9,9 @@ from minidpo.laws.for_all import close, f64, for_all, same, tensor_of
 
 logps = st.integers(-9, 0).map(float)
 weights = st.sampled_from([0.0, 1.0, 0.5, -2.0])
-tokens = st.lists(st.tuples(logps, st.integers(0, 2), weights), max_size=6)  # logp, trajectory, weight
+tokens = st.lists(
+    st.tuples(logps, st.integers(0, 2), weights), max_size=6
+)  # logp, trajectory, weight
 
 
 # scores(logps (T,) float64, segment (T,) int64 in 0..n-1, weight (T,), n) -> (n,); n >= 1, T may be 0
@@ -33,14 +35,18 @@ def gives_a_token_alone_its_weight_times_its_log_prob(scores, token):
 @for_all(one=tokens, other=tokens)
 def adds_up_over_any_partition_of_the_tokens(scores, one, other):
     whole, _ = score_of(scores, one + other)
-    close(score_of(scores, one)[0] + score_of(scores, other)[0], whole, "summed over two parts the score of")
+    close(
+        score_of(scores, one)[0] + score_of(scores, other)[0],
+        whole,
+        "summed over two parts the score of",
+    )
 
 
 @for_all(tokens=tokens)
 def has_each_tokens_weight_as_its_gradient(scores, tokens):
     """d score / d logp_t = weight_t; for a token of weight 0 that is 0."""
     found, leaf = score_of(scores, tokens)
-    grad, = torch.autograd.grad(found.sum() + 0 * leaf.sum(), leaf)
+    (grad,) = torch.autograd.grad(found.sum() + 0 * leaf.sum(), leaf)
     close(grad, f64([weight for *_, weight in tokens]), "the gradient of token")
 
 
@@ -61,9 +67,13 @@ def is_minus_infinity_where_a_token_that_counts_is_impossible(scores, tokens):
     assert found[0] == -math.inf, f"it is {found[0].item():.6g}"
 
 
-SCORES = (gives_a_token_alone_its_weight_times_its_log_prob, adds_up_over_any_partition_of_the_tokens,
-          has_each_tokens_weight_as_its_gradient, ignores_a_token_of_weight_0_whatever_its_log_prob,
-          is_minus_infinity_where_a_token_that_counts_is_impossible)
+SCORES = (
+    gives_a_token_alone_its_weight_times_its_log_prob,
+    adds_up_over_any_partition_of_the_tokens,
+    has_each_tokens_weight_as_its_gradient,
+    ignores_a_token_of_weight_0_whatever_its_log_prob,
+    is_minus_infinity_where_a_token_that_counts_is_impossible,
+)
 
 
 # turn_weights(n_turns, gamma) -> (n_turns,) float64; n_turns >= 1, 0 <= gamma <= 1
@@ -73,7 +83,11 @@ turns, gammas = st.integers(1, 6), st.one_of(st.sampled_from([0.0, 1.0, 0.5]), s
 
 @for_all(n_turns=turns, gamma=gammas)
 def gives_the_first_turn_the_weight_1(turn_weights, n_turns, gamma):
-    same(tensor_of(turn_weights(n_turns, gamma), (n_turns,))[0].item(), 1.0, "its weight, and the one wanted")
+    same(
+        tensor_of(turn_weights(n_turns, gamma), (n_turns,))[0].item(),
+        1.0,
+        "its weight, and the one wanted",
+    )
 
 
 @for_all(n_turns=turns, gamma=gammas)
@@ -93,8 +107,11 @@ def keeps_its_digits_near_gamma_1(turn_weights, n_turns, digits):
     close(tensor_of(turn_weights(n_turns, gamma), (n_turns,)), wanted, "the weight of turn", 1e-12)
 
 
-TURNS = (gives_the_first_turn_the_weight_1, loses_gamma_times_as_much_with_each_turn,
-         keeps_its_digits_near_gamma_1)
+TURNS = (
+    gives_the_first_turn_the_weight_1,
+    loses_gamma_times_as_much_with_each_turn,
+    keeps_its_digits_near_gamma_1,
+)
 
 
 # merged(weight (out,in), a (R,in), b (out,R), alpha) -> (out,in) float64; alpha > 0
@@ -108,8 +125,11 @@ def matrices(rank, values):
     return [f64([values[i % len(values)] for i in range(m * n)]).view(m, n) for m, n in sizes]
 
 
-cases = {"rank": st.integers(1, 4), "values": st.lists(numbers, min_size=5, max_size=7),
-         "alpha": st.sampled_from([1.0, 2.0, 16.0])}
+cases = {
+    "rank": st.integers(1, 4),
+    "values": st.lists(numbers, min_size=5, max_size=7),
+    "alpha": st.sampled_from([1.0, 2.0, 16.0]),
+}
 
 
 @for_all(**cases)
@@ -124,8 +144,11 @@ def acts_as_the_two_thin_products_beside_the_wide_one(merged, rank, values, alph
     """merged @ x = W x + (α/R) B (A x), for three columns x."""
     weight, a, b = matrices(rank, values)
     x = f64([[1.0, 0.0, 2.0], [2.0, 1.0, 0.0], [4.0, 3.0, 1.0]])
-    close(tensor_of(merged(weight.clone(), a, b, alpha), (2, 3)) @ x, weight @ x + b @ (a @ x) * alpha / rank,
-          "merged @ x")
+    close(
+        tensor_of(merged(weight.clone(), a, b, alpha), (2, 3)) @ x,
+        weight @ x + b @ (a @ x) * alpha / rank,
+        "merged @ x",
+    )
 
 
 @for_all(**cases)
@@ -136,5 +159,8 @@ def leaves_the_matrices_as_they_were(merged, rank, values, alpha):
         assert torch.equal(now, before), f"{name} was {before.tolist()} and is now {now.tolist()}"
 
 
-LORA = (is_the_weight_bit_for_bit_where_b_is_0, acts_as_the_two_thin_products_beside_the_wide_one,
-        leaves_the_matrices_as_they_were)
+LORA = (
+    is_the_weight_bit_for_bit_where_b_is_0,
+    acts_as_the_two_thin_products_beside_the_wide_one,
+    leaves_the_matrices_as_they_were,
+)

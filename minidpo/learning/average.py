@@ -25,7 +25,9 @@ from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SAME_START = 0.1  # cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
+SAME_START = (
+    0.1  # cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
+)
 
 
 def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -39,7 +41,10 @@ def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dic
     for name in adapters[0]:
         tensors = [tensors[name] for tensors in adapters]
         dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors], torch.float32)
-        parts = [weight / total * tensor.double() for weight, tensor in zip(weights, tensors, strict=True)]
+        parts = [
+            weight / total * tensor.double()
+            for weight, tensor in zip(weights, tensors, strict=True)
+        ]
         averaged[name] = torch.stack(parts).sum(0).to(dtype)
     return averaged
 
@@ -53,8 +58,11 @@ def average(config: AverageCommand) -> dict:
     folders = [lora.located(adapter) for adapter in config.adapters]
     adapters, base = checked(folders)
     weights = tuple(map(float, config.weights or [1] * len(folders)))
-    run = RunFolder(config.out, asdict(config) | {
-        "weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]})
+    run = RunFolder(
+        config.out,
+        asdict(config)
+        | {"weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]},
+    )
     averaged = mean(adapters, weights)
     if run.finished:
         require_adapter(run)
@@ -62,7 +70,9 @@ def average(config: AverageCommand) -> dict:
         run.begin()
         lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
         run.finish()
-    print(f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters, which may be worse than they are")
+    print(
+        f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters, which may be worse than they are"
+    )
     return {"fingerprint": fingerprint(averaged)}
 
 
@@ -77,30 +87,47 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
         if not any("lora_A" in name for name in tensors):
             raise ValueError(f"{folder}: its {lora.WEIGHTS} holds no LoRA weights")
         if (shape.rank, shape.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
-                wanted.rank, wanted.alpha, {name: t.shape for name, t in (adapters or [tensors])[0].items()}):
-            raise ValueError(f"{folder}: rank {shape.rank}, alpha {shape.alpha:g} and {len(tensors)} tensors "
-                             f"have no mean with {first}: its rank, alpha, targets or base are others")
-        if any(tensor.dtype not in FLOATS or not tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError(f"{folder}: holds numbers that are not finite, or that are not floating point")
+            wanted.rank,
+            wanted.alpha,
+            {name: t.shape for name, t in (adapters or [tensors])[0].items()},
+        ):
+            raise ValueError(
+                f"{folder}: rank {shape.rank}, alpha {shape.alpha:g} and {len(tensors)} tensors "
+                f"have no mean with {first}: its rank, alpha, targets or base are others"
+            )
+        if any(
+            tensor.dtype not in FLOATS or not tensor.isfinite().all() for tensor in tensors.values()
+        ):
+            raise ValueError(
+                f"{folder}: holds numbers that are not finite, or that are not floating point"
+            )
         for key in (lora.BASE_FINGERPRINT, lora.BASE_DTYPE):  # older adapters and PEFT's have none
             if key in metadata and base.setdefault(key, metadata[key]) != metadata[key]:
-                raise ValueError(f"{folder}: {key} is not that of {first}: trained beside another base, or "
-                                 "--machine.dtype or --machine.quantize was another")
+                raise ValueError(
+                    f"{folder}: {key} is not that of {first}: trained beside another base, or "
+                    "--machine.dtype or --machine.quantize was another"
+                )
         names.append(str(read_json(folder / lora.CONFIG).get("base_model_name_or_path")))
         marked += lora.BASE_FINGERPRINT in metadata
         adapters.append(tensors)
         if adapters[1:] and (cosine := cosine_of_a(adapters[0], tensors)) < SAME_START:
-            raise ValueError(f"{folder}: not trained from the adapter that {first} was trained from (their A "
-                             f"have the cosine {cosine:.2f}): these have no mean")
+            raise ValueError(
+                f"{folder}: not trained from the adapter that {first} was trained from (their A "
+                f"have the cosine {cosine:.2f}): these have no mean"
+            )
         if (folder / scalar_head.FILE).is_file():
             print(f"{folder / scalar_head.FILE} is left out")
     if len({*names}) > 1 and marked < len(names):
-        print(f"these must be names of one base, for not every adapter tells its weights: {', '.join(names)}")
+        print(
+            f"these must be names of one base, for not every adapter tells its weights: {', '.join(names)}"
+        )
     return adapters, base
 
 
 def cosine_of_a(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
-    flat = [torch.cat([tensors[name].double().flatten() for name in first if "lora_A" in name])
-            for tensors in (first, second)]
+    flat = [
+        torch.cat([tensors[name].double().flatten() for name in first if "lora_A" in name])
+        for tensors in (first, second)
+    ]
     return torch.cosine_similarity(*flat, dim=0).item()

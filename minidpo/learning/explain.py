@@ -19,8 +19,16 @@ from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.preferences import (mismatched, pair_batches, pair_dialogues, pair_loss, pair_loss_of,
-                                          score_all, step_baseline, tokenise)
+from minidpo.learning.preferences import (
+    mismatched,
+    pair_batches,
+    pair_dialogues,
+    pair_loss,
+    pair_loss_of,
+    score_all,
+    step_baseline,
+    tokenise,
+)
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model, to_compute
 from minidpo.memory.machine import Machine
@@ -44,29 +52,47 @@ def written_logps(model: Transformer, dialogues: Sequence[Dialogue]) -> list[lis
     """log π of the tokens that the agent wrote, in order, of each of some dialogues; they make one tree."""
     batch = to_device(collate([dialogues]), model.head_weight.device)
     logps = batch_logps(model, batch)[batch.column].cpu()
-    return [part.tolist() for part in logps.split([len(dialogue.written) for dialogue in dialogues])]
+    return [
+        part.tolist() for part in logps.split([len(dialogue.written) for dialogue in dialogues])
+    ]
 
 
-def tokens_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Sequence[float]) -> list[Token]:
+def tokens_of(
+    chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Sequence[float]
+) -> list[Token]:
     """A dialogue's tokens with the log-probs of two agents, as `written_logps` gives them."""
     logps = iter(zip(before, after, strict=True))
-    return [Token(chat.tokenizer.decode([token], skip_special_tokens=False), turn,
-                  *(next(logps) if turn >= 0 else (None, None)))
-            for token, turn in zip(dialogue.ids, dialogue.turns)]
+    return [
+        Token(
+            chat.tokenizer.decode([token], skip_special_tokens=False),
+            turn,
+            *(next(logps) if turn >= 0 else (None, None)),
+        )
+        for token, turn in zip(dialogue.ids, dialogue.turns)
+    ]
 
 
-def movements(source: str, machine: Machine, before: Path, after: Path,
-              pairs: Sequence[Pair]) -> list[dict[str, list[Token]]]:
+def movements(
+    source: str, machine: Machine, before: Path, after: Path, pairs: Sequence[Pair]
+) -> list[dict[str, list[Token]]]:
     """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
     chat, limit = open_chat(source)
     dialogues, _ = pair_dialogues(pairs, chat, limit)
     model, logps = open_model(source, to_compute(machine, after)), []
     for adapter in (before, after):
         lora.switch_adapter(model, adapter)
-        logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
-                      for side in written_logps(model, dialogues[c:c + 2])])
+        logps.append(
+            [
+                side
+                for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
+                for side in written_logps(model, dialogues[c : c + 2])
+            ]
+        )
     sides = [tokens_of(chat, *side) for side in zip(dialogues, *logps)]
-    return [{"chosen": chosen, "rejected": rejected} for chosen, rejected in zip(sides[::2], sides[1::2])]
+    return [
+        {"chosen": chosen, "rejected": rejected}
+        for chosen, rejected in zip(sides[::2], sides[1::2])
+    ]
 
 
 def explain(config: DPOCommand) -> dict:
@@ -80,54 +106,88 @@ def explain(config: DPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]
     # KTO's baseline reads a step's pairs, and needs two instances
-    data = tokenise([*pairs[:config.dpo.batch], *elsewhere[:1]], chat, limit, settings.until)
+    data = tokenise([*pairs[: config.dpo.batch], *elsewhere[:1]], chat, limit, settings.until)
     baseline_data = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
     lora.switch_adapter(model, config.reference or config.adapter)
     before, needs_reference = written_logps(model, sides), settings.loss.needs_reference
-    ref = (score_all(model, data, settings, machine).cpu() if needs_reference
-           else torch.zeros(len(data.dialogues)))  # as in training
-    ref_baseline = None if baseline_data is None else score_all(model, baseline_data, settings, machine).cpu()
+    ref = (
+        score_all(model, data, settings, machine).cpu()
+        if needs_reference
+        else torch.zeros(len(data.dialogues))
+    )  # as in training
+    ref_baseline = (
+        None if baseline_data is None else score_all(model, baseline_data, settings, machine).cpu()
+    )
     if config.reference:
         lora.switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, baseline_data, ref_baseline, range(min(config.dpo.batch, len(pairs))),
-                             settings, machine)
-    batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
+    baseline = step_baseline(
+        model,
+        baseline_data,
+        ref_baseline,
+        range(min(config.dpo.batch, len(pairs))),
+        settings,
+        machine,
+    )
+    batch = next(
+        pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline)
+    )
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)
     loss, numbers = pair_loss(settings, batch, scores.requires_grad_())
     loss.backward()
-    weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in (batch.chosen, batch.rejected)]
+    weights = [
+        batch.trees.weight[batch.trees.row == row].tolist()
+        for row in (batch.chosen, batch.rejected)
+    ]
 
     chosen, rejected = (data.names[d] for d in data.pairs[0])
     alone, together = [len(side.ids) for side in sides], len(grow([side.ids for side in sides]).ids)
-    print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
-          f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}.")
+    print(
+        f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
+        f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}."
+    )
     for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
         print(f"\n{name}", *lines_of(chat, *side), sep="\n")
     result = {}
-    for side, row, score in (("chosen", batch.chosen, batch.ref_chosen),
-                             ("rejected", batch.rejected, batch.ref_rejected)):
-        result |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
+    for side, row, score in (
+        ("chosen", batch.chosen, batch.ref_chosen),
+        ("rejected", batch.rejected, batch.ref_rejected),
+    ):
+        result |= {
+            f"policy_{side}": scores[row].item(),
+            f"gradient_{side}": scores.grad[row].item(),
+        }
         result |= {f"ref_{side}": score.item()} if needs_reference else {}
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
-    print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
+    print_scores(
+        config, result, scores, settings.nll * batch.solved.item()
+    )  # a failure is not imitated
     return result
 
 
-def lines_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Sequence[float],
-             weights: Sequence[float]) -> Iterator[str]:
+def lines_of(
+    chat: Chat,
+    dialogue: Dialogue,
+    before: Sequence[float],
+    after: Sequence[float],
+    weights: Sequence[float],
+) -> Iterator[str]:
     """A line for each token of the agent; what it did not write, and no loss reads, is folded."""
     yield "  token  mask  turn       W  reference   policy   text"
     weight, t = iter(weights), 0
-    for written, group in groupby(tokens_of(chat, dialogue, before, after), lambda token: token.turn >= 0):
+    for written, group in groupby(
+        tokens_of(chat, dialogue, before, after), lambda token: token.turn >= 0
+    ):
         tokens = list(group)
         if written:
             for place, token in enumerate(tokens, t):
-                yield (f"{place:7}     1{token.turn:6}{next(weight):8.3f}{token.before:11.4f}"
-                       f"{token.after:9.4f}   {token.text!r}")
+                yield (
+                    f"{place:7}     1{token.turn:6}{next(weight):8.3f}{token.before:11.4f}"
+                    f"{token.after:9.4f}   {token.text!r}"
+                )
         else:
             text = "".join(token.text for token in tokens)
             text = text if len(text) < 60 else f"{text[:24]} ... {text[-28:]}"
@@ -143,12 +203,16 @@ def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, 
         ref, ratio = ("none", "") if ref is None else (f"{ref:.4f}", f"{policy - ref:.4f}")
         print(f"  {side:30}{ref:>10}{policy:10.4f}{ratio:>11}{numbers[f'gradient_{side}']:19.4f}")
     if nll:
-        print(f"  {'chosen, mean a token (nll)':30}{'':10}{scores[-1].item():10.4f}{'':11}"
-              f"{scores.grad[-1].item():19.4f}")
-    print(f"\n{config.dpo.loss}: loss {numbers['loss']:.4f}"
-          + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
-          + f". One step down the two scores' gradient {direction(numbers['gradient_chosen'])} the chosen "
-          f"and {direction(numbers['gradient_rejected'])} the rejected.")
+        print(
+            f"  {'chosen, mean a token (nll)':30}{'':10}{scores[-1].item():10.4f}{'':11}"
+            f"{scores.grad[-1].item():19.4f}"
+        )
+    print(
+        f"\n{config.dpo.loss}: loss {numbers['loss']:.4f}"
+        + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
+        + f". One step down the two scores' gradient {direction(numbers['gradient_chosen'])} the chosen "
+        f"and {direction(numbers['gradient_rejected'])} the rejected."
+    )
 
 
 def direction(gradient: float) -> str:

@@ -17,16 +17,34 @@ from minidpo.config import GRPO, GRPOCommand, PolicyGradient
 from minidpo.data.batch import Batch
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.rollouts import (Rollouts, entry_batches, entry_logps, group_numbers, logps_before,
-                                       own_rollouts)
+from minidpo.learning.rollouts import (
+    Rollouts,
+    entry_batches,
+    entry_logps,
+    group_numbers,
+    logps_before,
+    own_rollouts,
+)
 from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
-                                           resync_finished)
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    in_steps,
+    open_run,
+    optimizers_of,
+    resync_finished,
+)
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import dpo_load
-from minidpo.objective.policy_gradient import (clipped_loss, entropy, group_advantages, kl_k3,
-                                               leave_one_out_advantages, state_advantages)
+from minidpo.objective.policy_gradient import (
+    clipped_loss,
+    entropy,
+    group_advantages,
+    kl_k3,
+    leave_one_out_advantages,
+    state_advantages,
+)
 from minidpo.system import processes
 
 
@@ -42,22 +60,42 @@ def grpo(config: GRPOCommand) -> dict:
     advantages = data.by_token(turn_advantages(episodes, options))
     options = in_steps(options, len(episodes))
     machine = to_compute(config.machine, config.adapter, config.reference)
-    policy, machine, run.base = open_to_train(config.model, machine, lora.read_config(config.adapter),
-                                              options.optimizer, lambda m: dpo_load(m, data.largest_tree(m)))
+    policy, machine, run.base = open_to_train(
+        config.model,
+        machine,
+        lora.read_config(config.adapter),
+        options.optimizer,
+        lambda m: dpo_load(m, data.largest_tree(m)),
+    )
     processes.on_rank_0(run.begin)
     old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
-        picked = example_indices(step, options.batch, len(data.dialogues), config.seed, labels=data.instances)
-        return (RolloutBatch(*parts) for parts in entry_batches(data, picked, (advantages, old, ref), machine,
-                                                                policy.head_weight.device))
+        picked = example_indices(
+            step, options.batch, len(data.dialogues), config.seed, labels=data.instances
+        )
+        return (
+            RolloutBatch(*parts)
+            for parts in entry_batches(
+                data, picked, (advantages, old, ref), machine, policy.head_weight.device
+            )
+        )
 
-    train(run, policy, optimizers_of(options, policy), batches=step_batches,
-          score=lambda batch: entry_logps(policy, batch.trees, machine),
-          objective=lambda batch, logps: clipped_objective(options, batch, logps),
-          settings=StepSettings(options, config.seed, options.advantage.upper(),
-                                group_numbers([e for e in played if e.turns])))
+    train(
+        run,
+        policy,
+        optimizers_of(options, policy),
+        batches=step_batches,
+        score=lambda batch: entry_logps(policy, batch.trees, machine),
+        objective=lambda batch, logps: clipped_objective(options, batch, logps),
+        settings=StepSettings(
+            options,
+            config.seed,
+            options.advantage.upper(),
+            group_numbers([e for e in played if e.turns]),
+        ),
+    )
     return finish(run, policy, config.model)
 
 
@@ -69,8 +107,10 @@ def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
     mixed = [group for group in groups.values() if len({e.solved for e in group}) > 1]
     print(f"{len(mixed)} of {len(groups)} groups have both outcomes")
     if not mixed:
-        raise NothingToLearn(f"{' '.join(map(str, files))}: no instance was both solved and failed, so no "
-                             "episode has an advantage: explore more instances, or at a higher temperature")
+        raise NothingToLearn(
+            f"{' '.join(map(str, files))}: no instance was both solved and failed, so no "
+            "episode has an advantage: explore more instances, or at a higher temperature"
+        )
     return [episode for group in mixed for episode in group]
 
 
@@ -88,11 +128,22 @@ def turn_advantages(episodes: Sequence[Episode], options: GRPO) -> list[Tensor]:
     if options.advantage != "gigpo":
         return list(advantage[episode].split(turns))
     seen: dict[tuple, int] = {}
-    state = torch.tensor([seen.setdefault((e.instance, turn.observation), len(seen))
-                          for e in episodes for turn in e.turns])
-    returns = torch.cat([float(e.solved) * options.gamma ** torch.arange(len(e.turns) - 1.0, -1, -1)
-                         for e in episodes])
-    return list(state_advantages(advantage, episode, returns, state, options.state_weight).split(turns))
+    state = torch.tensor(
+        [
+            seen.setdefault((e.instance, turn.observation), len(seen))
+            for e in episodes
+            for turn in e.turns
+        ]
+    )
+    returns = torch.cat(
+        [
+            float(e.solved) * options.gamma ** torch.arange(len(e.turns) - 1.0, -1, -1)
+            for e in episodes
+        ]
+    )
+    return list(
+        state_advantages(advantage, episode, returns, state, options.state_weight).split(turns)
+    )
 
 
 class RolloutBatch(NamedTuple):
@@ -106,8 +157,9 @@ class RolloutBatch(NamedTuple):
     ref: Tensor  # (M,) of the reference
 
 
-def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor, *,
-                      weigh_kl: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+def clipped_objective(
+    options: PolicyGradient, batch: RolloutBatch, logps: Tensor, *, weigh_kl: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
 
     That is the mean of TRL's `bnpo` and `dapo`, for RLOO too, where TRL has one ratio a sequence. GRPO has a
@@ -120,9 +172,17 @@ def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tenso
     if options.kl:
         losses = losses + options.kl * (ratio * kl if weigh_kl else kl)
     pushed_up = batch.advantage > 0
-    clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
+    clipped = (pushed_up & (ratio > 1 + options.high)) | (
+        (batch.advantage < 0) & (ratio < 1 - options.low)
+    )
     # the policy as it is now would have written these tokens `ratio` times as often
-    numbers = {"kl_to_reference": ratio * kl, "clip_share": clipped.to(kl.dtype),
-               "entropy": entropy(logps.detach(), batch.old), "ratio": ratio}
-    return (losses.sum() / batch.step_tokens,
-            {name: values.sum() / batch.step_tokens for name, values in numbers.items()})
+    numbers = {
+        "kl_to_reference": ratio * kl,
+        "clip_share": clipped.to(kl.dtype),
+        "entropy": entropy(logps.detach(), batch.old),
+        "ratio": ratio,
+    }
+    return (
+        losses.sum() / batch.step_tokens,
+        {name: values.sum() / batch.step_tokens for name, values in numbers.items()},
+    )

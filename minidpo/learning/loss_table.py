@@ -12,8 +12,16 @@ from torch import Tensor
 
 from minidpo.config import LossParameters
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_loss, orpo_loss,
-                                        robust_loss, simpo_loss)
+from minidpo.objective.variants import (
+    cdpo_loss,
+    dpop_loss,
+    hinge_loss,
+    ipo_loss,
+    kto_loss,
+    orpo_loss,
+    robust_loss,
+    simpo_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,14 @@ class Loss:
 
     def __post_init__(self):
         if self.until == "token" and self.score != "sum":
-            raise ValueError(f"{self.function.__name__}: a cut at a token shortens one side alone, which is "
-                             "right for differences of sums, where what both share cancels: set until")
+            raise ValueError(
+                f"{self.function.__name__}: a cut at a token shortens one side alone, which is "
+                "right for differences of sums, where what both share cancels: set until"
+            )
 
-    def of_scores(self, parameters: LossParameters, baseline: Tensor | float | None) -> Callable[..., Tensor]:
+    def of_scores(
+        self, parameters: LossParameters, baseline: Tensor | float | None
+    ) -> Callable[..., Tensor]:
         """The loss (P,) as a function of four scores (P,). baseline: KTO's, of the whole step."""
         numbers = parameters.given() | ({"baseline": baseline} if self.needs_baseline else {})
         if self.score == "dmpo":
@@ -48,10 +60,22 @@ LOSSES = {
     "ipo_sum": Loss(ipo_loss, "sum", LossParameters(beta=0.1)),
     "ipo_mean": Loss(ipo_loss, "mean", LossParameters(beta=0.1), until="turn"),
     "hinge": Loss(hinge_loss, "sum", LossParameters(beta=0.1)),
-    "simpo": Loss(simpo_loss, "mean", LossParameters(beta=2.0, target_margin=0.5), needs_reference=False,
-                  until="turn"),
-    "orpo": Loss(orpo_loss, "mean", LossParameters(odds_weight=0.1), needs_reference=False, until="turn"),
-    "kto": Loss(kto_loss, "sum", LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0),
-                needs_baseline=True, until="turn"),
+    "simpo": Loss(
+        simpo_loss,
+        "mean",
+        LossParameters(beta=2.0, target_margin=0.5),
+        needs_reference=False,
+        until="turn",
+    ),
+    "orpo": Loss(
+        orpo_loss, "mean", LossParameters(odds_weight=0.1), needs_reference=False, until="turn"
+    ),
+    "kto": Loss(
+        kto_loss,
+        "sum",
+        LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0),
+        needs_baseline=True,
+        until="turn",
+    ),
     "dpop": Loss(dpop_loss, "sum", LossParameters(beta=0.1, penalty_weight=5.0)),
 }

@@ -40,12 +40,18 @@ PIECE = r'\p{L}+|\p{N}|" \[|[^\p{L}\p{N}]'
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE over `texts` with Qwen2's special tokens as the last ids."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECE), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECE), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(SPECIAL), show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
@@ -64,8 +70,10 @@ def optimizers(model: Transformer, muon_lr: float, adamw_lr: float) -> list[torc
     """Muon (Jordan et al. 2024) for the matrices in the blocks, AdamW for embeddings, biases and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or ".layers." not in n]
-    return [torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=adamw_lr, weight_decay=0.0)]
+    return [
+        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=adamw_lr, weight_decay=0.0),
+    ]
 
 
 def span_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Tensor, Tensor]:
@@ -88,18 +96,27 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Te
     `"Submit" [3]`. All lines of a row have the same bar, so the bar alone does not tell which number follows:
     the model must find the line with the same name. In a repeated line all tokens but the first are known."""
     lines = 10
-    symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
+    symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, : 3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
     bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
     page = torch.stack([first, second, bar, number, end], -1)  # (rows,lines,5)
-    again = page.gather(1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5))
+    again = page.gather(
+        1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5)
+    )
     known = torch.zeros_like(page, dtype=torch.bool).repeat(1, 2, 1)
     known[:, lines:, 1:] = True
     return torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1)
 
 
-def learn_to_copy(model: Transformer, make: Callable[..., tuple[Tensor, Tensor]], config: BaseCommand, *,
-                  alphabet: int, share: float, target: float = 0.95) -> int:
+def learn_to_copy(
+    model: Transformer,
+    make: Callable[..., tuple[Tensor, Tensor]],
+    config: BaseCommand,
+    *,
+    alphabet: int,
+    share: float,
+    target: float = 0.95,
+) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary. The
     alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates. Logs
     to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few."""
@@ -112,7 +129,9 @@ def learn_to_copy(model: Transformer, make: Callable[..., tuple[Tensor, Tensor]]
     vocabulary, accuracy, device = model.config.vocab_size, 0.0, model.head_weight.device
     with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:
         for step in range(1, config.copy_steps + 1):
-            ids, known = (tensor.to(device) for tensor in make(generator, config.copy_rows, alphabet))
+            ids, known = (
+                tensor.to(device) for tensor in make(generator, config.copy_rows, alphabet)
+            )
             logits, targets = model.head(model(ids)[:, :-1][known[:, 1:]]), ids[:, 1:][known[:, 1:]]
             loss = nn.functional.cross_entropy(logits, targets)
             loss.backward()
@@ -123,19 +142,36 @@ def learn_to_copy(model: Transformer, make: Callable[..., tuple[Tensor, Tensor]]
                 optimizer.zero_grad(set_to_none=True)
             right = (logits.argmax(-1) == targets).float().mean().item()
             accuracy = 0.8 * accuracy + 0.2 * right
-            run.log(record := {"step": step, "alphabet": alphabet, "loss": loss.item(), "accuracy": right})
+            run.log(
+                record := {
+                    "step": step,
+                    "alphabet": alphabet,
+                    "loss": loss.item(),
+                    "accuracy": right,
+                }
+            )
             bar.set_postfix(record, refresh=False)
             bar.update()
             if alphabet == vocabulary and accuracy > target:
                 return step
             if alphabet < vocabulary and accuracy > 0.8:
                 alphabet, accuracy = min(2 * alphabet, vocabulary), 0.0
-    raise ValueError(f"copying was not learned in {config.copy_steps} steps (alphabet {alphabet}, "
-                     f"accuracy {accuracy:.2f}); give it more steps")
+    raise ValueError(
+        f"copying was not learned in {config.copy_steps} steps (alphabet {alphabet}, "
+        f"accuracy {accuracy:.2f}); give it more steps"
+    )
 
 
-def imitate(model: Transformer, chat: Chat, episodes: Sequence[Episode], config: BaseCommand, *, name: str,
-            steps: int, share: float) -> None:
+def imitate(
+    model: Transformer,
+    chat: Chat,
+    episodes: Sequence[Episode],
+    config: BaseCommand,
+    *,
+    name: str,
+    steps: int,
+    share: float,
+) -> None:
     """Train on what the agent writes in `episodes`; `share` scales the learning rates. Logs to OUT/name."""
     data = Demonstrations(*dialogues_of(episodes, chat, config.context), [1.0] * len(episodes))
 
@@ -143,11 +179,19 @@ def imitate(model: Transformer, chat: Chat, episodes: Sequence[Episode], config:
         picked = example_indices(step, config.batch, len(episodes), config.seed)
         return sft_batches(data, picked, model.head_weight.device, config.machine.pass_tokens())
 
-    muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
+    muon_and_adamw = optimizers(
+        model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr
+    )
     options = Optimizer(steps, warmup=config.warmup, clip=1.0, save_every=50)
-    train(RunFolder(config.out / name, asdict(config)), model, muon_and_adamw, batches=step_batches,
-          score=lambda batch: batch_scores(model, batch.trees), objective=sft_objective,
-          settings=StepSettings(options, config.seed, name))
+    train(
+        RunFolder(config.out / name, asdict(config)),
+        model,
+        muon_and_adamw,
+        batches=step_batches,
+        score=lambda batch: batch_scores(model, batch.trees),
+        objective=sft_objective,
+        settings=StepSettings(options, config.seed, name),
+    )
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
@@ -157,25 +201,39 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
     held_out, careful = careful[::25], [e for i, e in enumerate(careful) if i % 25]
     chat, (device, _) = make_chat(config, [*careful, *clumsy]), device_and_dtype(config.machine)
     stages = {
-        "copier-spans": lambda model: learn_to_copy(model, span_batch, config,
-                                                    alphabet=min(32, config.vocab), share=1.0),
-        "copier": lambda model: learn_to_copy(model, line_batch, config, alphabet=config.vocab, share=0.6),
-        "careful": lambda model: imitate(model, chat, careful, config, name="imitate-careful",
-                                         steps=config.steps, share=1.0),
-        "model": lambda model: imitate(model, chat, clumsy, config, name="imitate-clumsy",
-                                       steps=config.habit_steps, share=0.35)}
+        "copier-spans": lambda model: learn_to_copy(
+            model, span_batch, config, alphabet=min(32, config.vocab), share=1.0
+        ),
+        "copier": lambda model: learn_to_copy(
+            model, line_batch, config, alphabet=config.vocab, share=0.6
+        ),
+        "careful": lambda model: imitate(
+            model, chat, careful, config, name="imitate-careful", steps=config.steps, share=1.0
+        ),
+        "model": lambda model: imitate(
+            model, chat, clumsy, config, name="imitate-clumsy", steps=config.habit_steps, share=0.35
+        ),
+    }
     folder = None  # of the stage before
     for name, work in stages.items():
         if not (config.out / name / "config.json").is_file():
-            model = checkpoint.load(folder, torch.float32, device) if folder else new_model(config).to(device)
+            model = (
+                checkpoint.load(folder, torch.float32, device)
+                if folder
+                else new_model(config).to(device)
+            )
             work(model)
-            checkpoint.save(model.requires_grad_(False), config.out / name, config.out / "tokenizer.json")
+            checkpoint.save(
+                model.requires_grad_(False), config.out / name, config.out / "tokenizer.json"
+            )
         folder = config.out / name
     dialogues, _ = dialogues_of(held_out, chat, config.context)
     accuracy = {}
     for name in ("careful", "model"):
         model = checkpoint.load(config.out / name, torch.float32, device)
-        accuracy |= {f"{name}_{kind}": value for kind, value in token_accuracy(model, dialogues).items()}
+        accuracy |= {
+            f"{name}_{kind}": value for kind, value in token_accuracy(model, dialogues).items()
+        }
     return accuracy
 
 
@@ -187,7 +245,9 @@ def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
             if config.tokenizer is not None:
                 shutil.copyfile(config.tokenizer, temporary)
             else:
-                texts = (message.content for episode in episodes for message in episode_messages(episode))
+                texts = (
+                    message.content for episode in episodes for message in episode_messages(episode)
+                )
                 train_tokenizer(texts, config.vocab).save(str(temporary))
     chat = Chat.load(config.out)
     if (size := chat.tokenizer.get_vocab_size()) > config.vocab:
@@ -197,9 +257,19 @@ def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
 
 def new_model(config: BaseCommand) -> Transformer:
     """A model with random weights. Raises ValueError if the numbers of its shape do not fit each other."""
-    model = Transformer(ModelConfig(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                                    tie_word_embeddings=True, rope_theta=config.rope_theta,
-                                    max_position_embeddings=config.context))
+    model = Transformer(
+        ModelConfig(
+            config.vocab,
+            config.width,
+            config.mlp,
+            config.layers,
+            config.heads,
+            2,
+            tie_word_embeddings=True,
+            rope_theta=config.rope_theta,
+            max_position_embeddings=config.context,
+        )
+    )
     initialise(model, torch.Generator().manual_seed(config.seed))
     return model
 

@@ -24,12 +24,25 @@ from minidpo.data.episodes import Episode, read_all
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.grpo import RolloutBatch, clipped_objective
 from minidpo.learning.reference import key
-from minidpo.learning.rollouts import (Rollouts, entries_once, entry_batches, entry_values, group_numbers,
-                                       logps_before, own_rollouts)
+from minidpo.learning.rollouts import (
+    Rollouts,
+    entries_once,
+    entry_batches,
+    entry_values,
+    group_numbers,
+    logps_before,
+    own_rollouts,
+)
 from minidpo.learning.selection import valued_episodes
 from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
-                                           resync_finished)
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    in_steps,
+    open_run,
+    optimizers_of,
+    resync_finished,
+)
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.machine import Machine
@@ -57,41 +70,71 @@ def ppo(config: PPOCommand) -> dict:
     options = in_steps(options, len(episodes))
     machine = to_compute(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
-    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
-                                              lambda m: dpo_load(m, data.largest_tree(m), "both"))
+    policy, machine, run.base = open_to_train(
+        config.model,
+        machine,
+        shape,
+        options.optimizer,
+        lambda m: dpo_load(m, data.largest_tree(m), "both"),
+    )
     head = ScalarHead(policy)
     head.load(before, "value")
     processes.on_rank_0(run.begin)
     old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))
 
-    def values_file(number: int) -> Path:  # of a pass; a run killed in the middle of it goes on from there
+    def values_file(
+        number: int,
+    ) -> Path:  # of a pass; a run killed in the middle of it goes on from there
         return run.folder / f"values-{number}.safetensors"
 
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
         weights = f"{run.base} {replace(options, save_every=1)} {config.seed} " + " ".join(
-            str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
+            str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference")
+        )
         path = values_file(number)
-        values = entries_once(policy, data, machine, partial(entry_values, policy, head, machine), path,
-                              key(weights, data.dialogues, path.name))
+        values = entries_once(
+            policy,
+            data,
+            machine,
+            partial(entry_values, policy, head, machine),
+            path,
+            key(weights, data.dialogues, path.name),
+        )
         return make_targets(data, values, rewards, options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
-        picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
+        picked = example_indices(
+            step, options.batch, len(episodes), config.seed, labels=data.instances
+        )
         number, done = divmod(step * options.batch, len(episodes))
         if done >= options.batch and not (lost := values_file(number)).is_file():
-            raise ValueError(f"{lost} is gone, the values that this pass began with: delete {run.state}, too")
+            raise ValueError(
+                f"{lost} is gone, the values that this pass began with: delete {run.state}, too"
+            )
         log = records(run.folder)[:step] if processes.rank() == 0 else []
         weight = processes.all_gather(kl_weight(options, log))[0]
-        return valued_batches(data, picked, targets_of(number), (old, ref), replace(options, kl=weight),
-                              machine, head.weight.device)
+        return valued_batches(
+            data,
+            picked,
+            targets_of(number),
+            (old, ref),
+            replace(options, kl=weight),
+            machine,
+            head.weight.device,
+        )
 
     model = nn.ModuleDict({"policy": policy, "head": head})
-    train(run, model, optimizers_of(options, model), batches=step_batches,
-          score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
-          objective=ppo_objective,
-          settings=StepSettings(options, config.seed, "PPO", group_numbers(episodes)))
+    train(
+        run,
+        model,
+        optimizers_of(options, model),
+        batches=step_batches,
+        score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
+        objective=ppo_objective,
+        settings=StepSettings(options, config.seed, "PPO", group_numbers(episodes)),
+    )
     processes.on_rank_0(head.save, run.folder / "adapter", "value")
     return finish(run, policy, config.model)
 
@@ -100,12 +143,19 @@ def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], l
     """The agent's own episodes and their `turn_rewards`. With step rewards the files hold continuations, too,
     and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
     played, names = read_all(files), " ".join(map(str, files))
-    whole = own_rollouts([e for e in played if not (options.step_weight and e.forced) or e.relabelled], files)
-    valued = (valued_episodes(played, files, "ppo.step-weight") if options.step_weight
-              else [(e, ()) for e in whole])
+    whole = own_rollouts(
+        [e for e in played if not (options.step_weight and e.forced) or e.relabelled], files
+    )
+    valued = (
+        valued_episodes(played, files, "ppo.step-weight")
+        if options.step_weight
+        else [(e, ()) for e in whole]
+    )
     if len({v for _, values in valued for v in values} or {e.solved for e, _ in valued}) < 2:
-        raise NothingToLearn(f"{names}: all episodes were solved, or none, so no turn was better than "
-                             "another: explore more, or other tasks")
+        raise NothingToLearn(
+            f"{names}: all episodes were solved, or none, so no turn was better than "
+            "another: explore more, or other tasks"
+        )
     return [e for e, _ in valued], [turn_rewards(e, values, options) for e, values in valued]
 
 
@@ -135,20 +185,28 @@ class Targets(NamedTuple):
     variance: float  # of the returns of all turns
 
 
-def make_targets(data: Rollouts, values: Sequence[Tensor], rewards: Sequence[Tensor],
-                 options: PPO) -> Targets:
+def make_targets(
+    data: Rollouts, values: Sequence[Tensor], rewards: Sequence[Tensor], options: PPO
+) -> Targets:
     """GAE of each episode; values: (written,) of each, rewards: (turns,)."""
     turns = [torch.tensor(dialogue.written) for dialogue in data.dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
-    advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)]
+    advantages = [
+        gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)
+    ]
     returns = [advantage + value for advantage, value in zip(advantages, before)]
     if options.whiten:  # all turns as one group: minus the mean, over the std
         together = torch.cat(advantages)
         white = group_advantages(together, torch.zeros(len(together), dtype=torch.long))
         advantages = list(white.split([len(advantage) for advantage in advantages]))
-    return Targets(data.by_token(advantages), [start.float() for start in starts], list(values),
-                   data.by_token(returns), torch.cat(returns).var(correction=0).item())
+    return Targets(
+        data.by_token(advantages),
+        [start.float() for start in starts],
+        list(values),
+        data.by_token(returns),
+        torch.cat(returns).var(correction=0).item(),
+    )
 
 
 class ValuedBatch(NamedTuple):
@@ -165,16 +223,29 @@ class ValuedBatch(NamedTuple):
     trees: Batch
 
 
-def valued_batches(data: Rollouts, picked: Sequence[int], targets: Targets,
-                   logps: tuple[Sequence[Tensor], Sequence[Tensor]], options: PPO, machine: Machine,
-                   device: torch.device) -> Iterator[ValuedBatch]:
+def valued_batches(
+    data: Rollouts,
+    picked: Sequence[int],
+    targets: Targets,
+    logps: tuple[Sequence[Tensor], Sequence[Tensor]],
+    options: PPO,
+    machine: Machine,
+    device: torch.device,
+) -> Iterator[ValuedBatch]:
     """A step's episodes, by number, in micro-batches; logps: of the policy that played and of the reference,
     (written,) of each episode."""
     step_turns = sum(int(targets.starts[d].sum()) for d in set(picked))
     columns = (targets.advantages, *logps, targets.starts, targets.values, targets.returns)
     for trees, names, written, *entries in entry_batches(data, picked, columns, machine, device):
-        yield ValuedBatch(RolloutBatch(trees, names, written, *entries[:3]), *entries[3:], targets.variance,
-                          step_turns, options, names * 2, trees)
+        yield ValuedBatch(
+            RolloutBatch(trees, names, written, *entries[:3]),
+            *entries[3:],
+            targets.variance,
+            step_turns,
+            options,
+            names * 2,
+            trees,
+        )
 
 
 def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -182,10 +253,12 @@ def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str,
     options, (logps, values) = batch.options, scores.chunk(2)
     loss, numbers = clipped_objective(options, batch.rollouts, logps, weigh_kl=True)
     losses = batch.start * value_loss(values, batch.old_value, batch.returns, options.value_clip)
-    explained = batch.start * (batch.variance - (values.detach() - batch.returns)**2)
-    numbers |= {"value_loss": losses.sum() / batch.step_turns,
-                "explained_variance": explained.sum() / batch.step_turns / (batch.variance or math.inf),
-                "kl_weight": torch.full_like(logps, options.kl).sum() / batch.rollouts.step_tokens}
+    explained = batch.start * (batch.variance - (values.detach() - batch.returns) ** 2)
+    numbers |= {
+        "value_loss": losses.sum() / batch.step_turns,
+        "explained_variance": explained.sum() / batch.step_turns / (batch.variance or math.inf),
+        "kl_weight": torch.full_like(logps, options.kl).sum() / batch.rollouts.step_tokens,
+    }
     return loss + options.value_weight * numbers["value_loss"], numbers
 
 
@@ -199,7 +272,10 @@ def kl_weight(options: PPO, log: Sequence[dict]) -> float:
 
 def entry_scores(policy: Transformer, head: ScalarHead, trees: Batch, machine: Machine) -> Tensor:
     """log π of each token that the agent wrote, then V before it, (2M,), as `entry_logps` has the first."""
+
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
-        return torch.stack([token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1)
+        return torch.stack(
+            [token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1
+        )
 
     return read_states(policy, trees, read, machine.walk_above)[trees.column].t().flatten()

@@ -43,17 +43,23 @@ def pair_loss_of(options: DPO, has_reference: bool = False) -> PairLoss:
     loss = LOSSES[options.loss]
     given, defaults = options.given(), loss.defaults.given()
     if unread := [name.replace("_", "-") for name in given if name not in defaults]:
-        raise ValueError(f"--dpo.{unread[0]} is not a parameter of the loss {options.loss}, which has "
-                         f"{', '.join(defaults)}: leave it out, or choose another --dpo.loss")
+        raise ValueError(
+            f"--dpo.{unread[0]} is not a parameter of the loss {options.loss}, which has "
+            f"{', '.join(defaults)}: leave it out, or choose another --dpo.loss"
+        )
     if has_reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
     until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
     if options.pairs == "unpaired" and until != "end":
-        raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
-                         "compares none: leave it out")
+        raise ValueError(
+            f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
+            "compares none: leave it out"
+        )
     if until == "token" and loss.until != "token":
-        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
-                         f"the scores of {options.loss}: use turn or end")
+        raise ValueError(
+            "--dpo.until token cuts one side only, so what the two share would not cancel in "
+            f"the scores of {options.loss}: use turn or end"
+        )
     return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll, until)
 
 
@@ -75,7 +81,9 @@ def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialog
     """Token ids and turns of each pair's chosen and rejected, in turn, and their names. Of a dagger pair only
     the last answers count: on the chosen side the agent's steps before the expert's answer are given; so they
     are on the rejected side, too, or they would not cancel."""
-    dialogues, names = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
+    dialogues, names = dialogues_of(
+        [e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit
+    )
     for n, pair in enumerate(pairs):
         if pair.source == "dagger":
             ids, turns = dialogues[2 * n + 1]
@@ -105,7 +113,9 @@ def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences
         numbers.append(number_of[key])
     for c in range(0, len(numbers), 2):
         if numbers[c] == numbers[c + 1] and pairs[c // 2].source != "unpaired":
-            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: leave that pair out")
+            raise ValueError(
+                f"{names[c]} and {names[c + 1]} are the same tokens: leave that pair out"
+            )
         data.pairs.append((numbers[c], numbers[c + 1]))
     return data
 
@@ -126,8 +136,9 @@ class PairBatch(NamedTuple):
 
 def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> list[Group]:
     """The trees of data's dialogues and instances. units: pairs or single trajectories, by number."""
-    return grow_groups(units, [dialogue.ids for dialogue in data.dialogues], data.instances,
-                       machine.split_above)
+    return grow_groups(
+        units, [dialogue.ids for dialogue in data.dialogues], data.instances, machine.split_above
+    )
 
 
 def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
@@ -139,10 +150,14 @@ def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
 def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
     """Tokens of the largest tree of some of these units; where it goes depth first, of its longest path."""
     trees = [group.tree for group in instance_trees(data, units, machine)]
-    largest = max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
-                  for tree in trees)
+    largest = max(
+        len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
+        for tree in trees
+    )
     split = len(trees) > len({data.instances[unit[0]] for unit in units})
-    return max(largest, machine.tree_tokens) if split else largest  # a step's own units may fill a tree
+    return (
+        max(largest, machine.tree_tokens) if split else largest
+    )  # a step's own units may fill a tree
 
 
 def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
@@ -151,12 +166,21 @@ def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> lis
     lengths = [len(group.tree.ids) for group in groups]
     budget = machine.pass_tokens()
     # a tree that goes depth first is alone in its batch
-    packed = batches_within([n if n <= machine.walk_above else max(n, budget) for n in lengths], budget)
+    packed = batches_within(
+        [n if n <= machine.walk_above else max(n, budget) for n in lengths], budget
+    )
     return [[groups[g] for g in part] for part in rank_parts(packed, lengths)]
 
 
-def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, machine: Machine,
-                 device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
+def pair_batches(
+    data: Preferences,
+    picked: Sequence[int],
+    ref: Tensor,
+    settings: PairLoss,
+    machine: Machine,
+    device: torch.device,
+    baseline: Tensor | None = None,
+) -> Iterator[PairBatch]:
     """A step's pairs, by their numbers in `data.pairs`, in micro-batches; ref: (dialogues,) scores."""
     for groups in micro_batches(data, [data.pairs[p] for p in picked], machine):
         dialogues: list[int] = []  # of each score
@@ -171,18 +195,31 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
         means = chosen if settings.nll else []
         trees = collate_groups(data, groups, settings.loss.score, settings.parameters.gamma, means)
         names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
-        batch = PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[dialogues][chosen],
-                          ref[dialogues][rejected], torch.tensor(solved), None, len(picked))
+        batch = PairBatch(
+            trees,
+            names,
+            torch.tensor(chosen),
+            torch.tensor(rejected),
+            ref[dialogues][chosen],
+            ref[dialogues][rejected],
+            torch.tensor(solved),
+            None,
+            len(picked),
+        )
         yield to_device(batch, device)._replace(baseline=baseline)  # which is on the device already
 
 
-def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def pair_loss(
+    settings: PairLoss, batch: PairBatch, scores: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, and of what is logged."""
     four = (scores[batch.chosen], scores[batch.rejected], batch.ref_chosen, batch.ref_rejected)
     losses = settings.loss.of_scores(settings.parameters, batch.baseline)(*four)  # (P,)
     if settings.nll:  # the last scores are the chosen's means (`pair_batches`)
-        losses = losses + batch.solved * nll_term(scores[-len(losses):], settings.nll)
-    beta = 1.0 if settings.parameters.beta is None else settings.parameters.beta  # for the log alone
+        losses = losses + batch.solved * nll_term(scores[-len(losses) :], settings.nll)
+    beta = (
+        1.0 if settings.parameters.beta is None else settings.parameters.beta
+    )  # for the log alone
     numbers = preference_metrics(*four, beta)
     if not settings.loss.needs_reference:
         del numbers["mean_drop"]
@@ -192,26 +229,40 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
     return losses.sum() / batch.step_pairs, shares
 
 
-def score_all(model: Transformer, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
+def score_all(
+    model: Transformer, data: Preferences, settings: PairLoss, machine: Machine
+) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
-    return over_all(data, [1] * len(data.dialogues), model, machine,
-                    lambda trees: batch_scores(model, trees, machine.walk_above),
-                    settings.loss.score, settings.parameters.gamma)
+    return over_all(
+        data,
+        [1] * len(data.dialogues),
+        model,
+        machine,
+        lambda trees: batch_scores(model, trees, machine.walk_above),
+        settings.loss.score,
+        settings.parameters.gamma,
+    )
 
 
 @torch.no_grad()
-def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights) -> Tensor:
+def over_all(
+    data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights
+) -> Tensor:
     """What read(batch) gives for all trajectories, lengths[d] numbers for trajectory d; batches are collated
     with these weights. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
     device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
     values = torch.zeros(sum(lengths), device=device)
     parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
-        places = torch.cat([begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories])
+        places = torch.cat(
+            [begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories]
+        )
         batch = to_device(collate_groups(data, groups, *weights), device)
         values[to_device(places, device)] = read(batch).to(values.dtype)
-    all_gather(None, phase=True)  # waits as long as the slowest process may take for all of its share
+    all_gather(
+        None, phase=True
+    )  # waits as long as the slowest process may take for all of its share
     sum_over_ranks(values)  # each process has put in its own
     return values
 
@@ -222,21 +273,39 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
     own_prompts = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begins)]
     prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: prompts must differ
     if len(prompts) < 2:
-        raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
-                             "have the same one: explore more instances")
+        raise NothingToLearn(
+            "KTO's baseline reads answers behind another instance's prompt, but all pairs "
+            "have the same one: explore more instances"
+        )
     other_prompt = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
-    return data._replace(dialogues=[
-        Dialogue((other + d.ids[t:])[:limit], ([-1] * len(other) + d.turns[t:])[:limit])
-        for d, t, other in zip(data.dialogues, begins, map(other_prompt.get, own_prompts))])
+    return data._replace(
+        dialogues=[
+            Dialogue((other + d.ids[t:])[:limit], ([-1] * len(other) + d.turns[t:])[:limit])
+            for d, t, other in zip(data.dialogues, begins, map(other_prompt.get, own_prompts))
+        ]
+    )
 
 
-def step_baseline(model: Transformer, data: Preferences | None, ref: Tensor | None, picked: Sequence[int],
-                  settings: PairLoss, machine: Machine) -> Tensor | None:
+def step_baseline(
+    model: Transformer,
+    data: Preferences | None,
+    ref: Tensor | None,
+    picked: Sequence[int],
+    settings: PairLoss,
+    machine: Machine,
+) -> Tensor | None:
     """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
     if data is None:
         return None
     numbers = list(dict.fromkeys(d for p in picked for d in data.pairs[p]))
-    of_step = Preferences([data.dialogues[d] for d in numbers], [data.names[d] for d in numbers],
-                          [data.instances[d] for d in numbers], pairs=[], solved=[])
-    return kto_baseline(score_all(model, of_step, settings, machine),
-                        to_device(ref[numbers], model.head_weight.device))
+    of_step = Preferences(
+        [data.dialogues[d] for d in numbers],
+        [data.names[d] for d in numbers],
+        [data.instances[d] for d in numbers],
+        pairs=[],
+        solved=[],
+    )
+    return kto_baseline(
+        score_all(model, of_step, settings, machine),
+        to_device(ref[numbers], model.head_weight.device),
+    )

@@ -26,14 +26,23 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 VERSION = "1"  # of the file
 
 
-def reference_scores(model: Transformer, data: Preferences, path: Path, *, settings: PairLoss,
-                     machine: Machine, weights: str) -> Tensor:
+def reference_scores(
+    model: Transformer,
+    data: Preferences,
+    path: Path,
+    *,
+    settings: PairLoss,
+    machine: Machine,
+    weights: str,
+) -> Tensor:
     """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
     weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
     if not settings.loss.needs_reference:
         return torch.zeros(len(data.dialogues))
     wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
-    return cached(path, wanted, lambda: check_finite(score_all(model, data, settings, machine), data.names))
+    return cached(
+        path, wanted, lambda: check_finite(score_all(model, data, settings, machine), data.names)
+    )
 
 
 def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:
@@ -57,8 +66,12 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     Raises ValueError if the file belongs to something else, is damaged or cannot be read."""
     if not path.is_file():
         values = compute().cpu()
-        processes.on_rank_0(write_weights, path, {"scores": values}, {
-            "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
+        processes.on_rank_0(
+            write_weights,
+            path,
+            {"scores": values},
+            {"version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})},
+        )
         return values
     try:
         with open_weights(path) as file:
@@ -70,6 +83,7 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     if metadata.get("sha256") != fingerprint({"scores": values}):
         raise ValueError(f"{path}: damaged (its checksum is wrong); delete it")
     if metadata.get("key") != wanted:
-        raise ValueError(f"{path}: scores of other weights, data or settings; "
-                         "delete it or give another --out")
+        raise ValueError(
+            f"{path}: scores of other weights, data or settings; delete it or give another --out"
+        )
     return values

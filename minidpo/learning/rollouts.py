@@ -29,7 +29,9 @@ from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import to_device
 
-OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
+OTHER_AGENT = (
+    0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
+)
 
 
 class Rollouts(NamedTuple):
@@ -50,19 +52,30 @@ class Rollouts(NamedTuple):
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
         """A column made of numbers a turn: each written token gets its turn's. of_turns: (turns,) of each
         episode."""
-        return [numbers[torch.tensor(d.written)] for numbers, d in zip(of_turns, self.dialogues, strict=True)]
+        return [
+            numbers[torch.tensor(d.written)]
+            for numbers, d in zip(of_turns, self.dialogues, strict=True)
+        ]
 
 
 def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """Those in which something was said. ValueError for an episode that was not all the agent's own or not
     sampled at T = 1, and if several agents or prompts are among them."""
     if given := next((e for e in episodes if e.forced or by_expert(e)), None):
-        raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
-                         "own rollouts from the start, as collect.py --adapter writes them")
-    neutral = {"temperature": 1, "top_p": 1, "temperatures": []}  # the distribution neither sharpened nor cut
+        raise ValueError(
+            f"{given.name}: not all of it was played by the agent: policy gradients need its "
+            "own rollouts from the start, as collect.py --adapter writes them"
+        )
+    neutral = {
+        "temperature": 1,
+        "top_p": 1,
+        "temperatures": [],
+    }  # the distribution neither sharpened nor cut
     if given := next((e for e in episodes if neutral | e.sampling != e.sampling | neutral), None):
-        raise ValueError(f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
-                         "sample of the policy itself: collect at temperature 1, top-p 1")
+        raise ValueError(
+            f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
+            "sample of the policy itself: collect at temperature 1, top-p 1"
+        )
     one_agent(episodes, files)
     check_prompts(episodes)
     return [episode for episode in episodes if episode.turns]
@@ -75,8 +88,13 @@ def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
     return unlike | ({} if information is None else {"answer_information": information})
 
 
-def entry_batches(data: Rollouts, picked: Sequence[int], columns: Sequence[Sequence[Tensor]],
-                  machine: Machine, device: torch.device) -> Iterator[tuple]:
+def entry_batches(
+    data: Rollouts,
+    picked: Sequence[int],
+    columns: Sequence[Sequence[Tensor]],
+    machine: Machine,
+    device: torch.device,
+) -> Iterator[tuple]:
     """A step's episodes, by number, in micro-batches: trees, the name of each entry, the entries of the whole
     step, then each column's numbers, (M,). An episode that a step meets twice, at the end of an epoch and at
     the beginning of the next, counts once."""
@@ -85,8 +103,12 @@ def entry_batches(data: Rollouts, picked: Sequence[int], columns: Sequence[Seque
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
         names = [data.names[d] for d in inside for _ in data.dialogues[d].written]
-        yield (to_device(collate_groups(data, groups), device), names, written,
-               *(to_device(torch.cat([column[d] for d in inside]), device) for column in columns))
+        yield (
+            to_device(collate_groups(data, groups), device),
+            names,
+            written,
+            *(to_device(torch.cat([column[d] for d in inside]), device) for column in columns),
+        )
 
 
 def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:
@@ -96,19 +118,37 @@ def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:
 
 def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
     """The head's number before each token that counts, (M,), in the order of `entry_logps`."""
-    return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
+    return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[
+        trees.column
+    ]
 
 
-def logps_before(config: GRPOCommand | PPOCommand, run: RunFolder, policy: Transformer, *, data: Rollouts,
-                 episodes: Sequence[Episode], machine: Machine) -> tuple[list[Tensor], list[Tensor]]:
+def logps_before(
+    config: GRPOCommand | PPOCommand,
+    run: RunFolder,
+    policy: Transformer,
+    *,
+    data: Rollouts,
+    episodes: Sequence[Episode],
+    machine: Machine,
+) -> tuple[list[Tensor], list[Tensor]]:
     """log π of what was written, (written,) of each episode, by the agent that played, and by the reference:
     the same agent, unless another is named. From the run's files, or computed and kept there. The policy is
     the one that played from then on."""
+
     def logps_of(adapter: Path, name: str) -> list[Tensor]:
         lora.switch_adapter(policy, adapter, run.base)
-        wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
-        return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
-                            run.folder / name, wanted)
+        wanted = key(
+            identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens"
+        )
+        return entries_once(
+            policy,
+            data,
+            machine,
+            lambda trees: entry_logps(policy, trees, machine),
+            run.folder / name,
+            wanted,
+        )
 
     ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
     old = logps_of(config.adapter, "rollouts.safetensors")
@@ -119,16 +159,29 @@ def logps_before(config: GRPOCommand | PPOCommand, run: RunFolder, policy: Trans
 def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:
     """Raise ValueError if what was recorded in playing, log π of each token, is far from what this adapter
     says, (written,) of each episode: then another agent played, and a ratio to this one means nothing."""
-    recorded = [torch.tensor([logp for turn in e.turns for logp in turn.logps or ()]) for e in episodes]
-    gaps = [(played - logps.cpu()).abs() for played, logps in zip(recorded, old, strict=True)
-            if played.shape == logps.shape]
+    recorded = [
+        torch.tensor([logp for turn in e.turns for logp in turn.logps or ()]) for e in episodes
+    ]
+    gaps = [
+        (played - logps.cpu()).abs()
+        for played, logps in zip(recorded, old, strict=True)
+        if played.shape == logps.shape
+    ]
     if gaps and (gap := torch.cat(gaps).mean().item()) > OTHER_AGENT:
-        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-"
-                         f"probs are {gap:.1f} nats a token from the recorded ones; name the one that played")
+        raise ValueError(
+            f"these rollouts were played by another agent than --adapter {adapter}: its log-"
+            f"probs are {gap:.1f} nats a token from the recorded ones; name the one that played"
+        )
 
 
-def entries_once(policy: Transformer, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
-                 path: Path, wanted: str) -> list[Tensor]:
+def entries_once(
+    policy: Transformer,
+    data: Rollouts,
+    machine: Machine,
+    score: Callable[[Batch], Tensor],
+    path: Path,
+    wanted: str,
+) -> list[Tensor]:
     """A number for each token that was written in each episode, as `score` gives them for a batch: from the
     file in `path`, if its key is `wanted`, or computed and kept there."""
     lengths = [len(dialogue.written) for dialogue in data.dialogues]

@@ -51,7 +51,10 @@ def unlocked_tasks(success: dict[str, float], threshold: float) -> list[str]:
     ['easy', 'medium']
     """
     easiest, n = sorted(success, key=lambda task: -success[task]), 1
-    while n < len(easiest) and mean_success({task: success[task] for task in easiest[:n]}) >= threshold:
+    while (
+        n < len(easiest)
+        and mean_success({task: success[task] for task in easiest[:n]}) >= threshold
+    ):
         n += 1
     return [task for task in success if task in easiest[:n]]
 
@@ -89,15 +92,18 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
     return counts
 
 
-def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
-                    variance: dict[str, float]) -> dict[str, int] | None:
+def round_instances(
+    config: LoopCommand, tasks: Sequence[str], success: dict[str, float], variance: dict[str, float]
+) -> dict[str, int] | None:
     """How many instances of each task the next round explores; None: config.instances of every task. success:
     by task, on validation seeds; variance: `outcome_variance` so far. Of a task without one, as all are
     before the first round, focus looks at the success."""
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus:
         variance = {task: p * (1 - p) for task, p in success.items()} | variance
-        return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
+        return focused_instances(
+            {task: variance.get(task, 0.25) for task in explored}, config.instances
+        )
     return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
 
@@ -133,7 +139,9 @@ def remove_if_of_another_round(path: Path, adapter: Path) -> None:
         if not line.endswith(b"\n"):
             continue  # no complete episode yet
         player = Path(next(parse_lines(played, [line])).policy.rpartition("@")[0])
-        if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the loop may have been renamed
+        if (
+            player.parts[-3:] != adapter.parts[-3:]
+        ):  # round-1/dpo/adapter: the loop may have been renamed
             for stale in (done_marker(path), path.with_suffix(".metrics.jsonl"), played):
                 stale.unlink(missing_ok=True)
 
@@ -142,7 +150,11 @@ def copy_adapter(adapter: Path, folder: Path) -> None:
     """Copy the best round's adapter, and its head if it has one, to where trainings leave theirs. A folder
     without a configuration is no adapter, so a kill leaves none that is half of another round."""
     (folder / lora.CONFIG).unlink(missing_ok=True)
-    for name in (*(path.name for path in adapter.glob(scalar_head.FILE)), lora.WEIGHTS, lora.CONFIG):
+    for name in (
+        *(path.name for path in adapter.glob(scalar_head.FILE)),
+        lora.WEIGHTS,
+        lora.CONFIG,
+    ):
         with replacing(folder / name) as written:
             shutil.copyfile(adapter / name, written)
 
@@ -154,34 +166,70 @@ def reusable_files(config: LoopCommand) -> set[str]:
         return set()
     begun, asked = read_settings(config.start), as_json(asdict(config))
     if not {"sampling", "rounds"} <= begun.keys():
-        raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
+        raise ValueError(
+            f"{config.start} holds a run that is no loop: start names the folder of one"
+        )
     # an older loop's has no newer options
-    begun = {name: default | begun.get(name, {}) if isinstance(default, dict) else begun.get(name, default)
-              for name, default in as_json(asdict(LoopCommand())).items()}
+    begun = {
+        name: default | begun.get(name, {})
+        if isinstance(default, dict)
+        else begun.get(name, default)
+        for name, default in as_json(asdict(LoopCommand())).items()
+    }
     for settings in (begun, asked):
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
     exploring = ("instances", "group", "sampling")
-    decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
-                "lora", "machine")
-    decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
+    decisive = (
+        "model",
+        "tasks",
+        "seed",
+        "demonstrations",
+        "demonstrations_in_total",
+        "shots",
+        "sft",
+        "lora",
+        "machine",
+    )
+    decisive += (
+        () if config.demonstrations else exploring
+    )  # self-play explores for its demonstrations
     of_start, of_loop = ({name: run[name] for name in decisive} for run in (begun, asked))
     if changed := changed_settings(of_start, of_loop):
-        raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
-                         "start")
+        raise ValueError(
+            f"{config.start} began with other settings ({changed}): give the same, or leave out "
+            "start"
+        )
     if begun["adapter"]:
-        raise ValueError(f"{config.start} began from {begun['adapter']}: give --adapter in place of start")
+        raise ValueError(
+            f"{config.start} began from {begun['adapter']}: give --adapter in place of start"
+        )
     if not (config.start / "sft" / "done").is_file():
-        raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
-                         "loop that it started from")
-    depends_on = {"round-1/rollouts.jsonl": exploring, "validation/round-0.jsonl": ("validation", "tokens"),
-                  "evaluation/sft.jsonl": ("episodes", "tokens"),
-                  "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
-    same = {path for path, names in depends_on.items() if all(begun[name] == asked[name] for name in names)}
-    forced = split_group(config)[1] or begun["learn"] == "dpo" and begun["dpo"]["pairs"] in (
-        "stepwise", "segments", "mixture")
-    chosen = any(run[name] not in (None, False) for run in (begun, asked) for name in ("curriculum", "focus"))
+        raise ValueError(
+            f"{config.start} has no finished SFT of its own: let it go on first, or name the "
+            "loop that it started from"
+        )
+    depends_on = {
+        "round-1/rollouts.jsonl": exploring,
+        "validation/round-0.jsonl": ("validation", "tokens"),
+        "evaluation/sft.jsonl": ("episodes", "tokens"),
+        "evaluation/sampled/sft.jsonl": ("sampled", "tokens"),
+    }
+    same = {
+        path
+        for path, names in depends_on.items()
+        if all(begun[name] == asked[name] for name in names)
+    }
+    forced = split_group(config)[1] or (
+        begun["learn"] == "dpo" and begun["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
+    )
+    chosen = any(
+        run[name] not in (None, False) for run in (begun, asked) for name in ("curriculum", "focus")
+    )
     if forced or chosen or len({run["explore"] == "demonstrations" for run in (begun, asked)}) > 1:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"} | {
-        path for path in same if done_marker(config.start / path).is_file()
-        and not done_marker(config.out / path).is_file()}  # what this loop made stays its own
+        path
+        for path in same
+        if done_marker(config.start / path).is_file()
+        and not done_marker(config.out / path).is_file()
+    }  # what this loop made stays its own

@@ -19,8 +19,15 @@ from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.selection import by_expert, capped, selected_by_reward, valued_episodes
 from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
-                                           refuse_for_conversations, resync_finished)
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    in_steps,
+    open_run,
+    optimizers_of,
+    refuse_for_conversations,
+    resync_finished,
+)
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import sft_load
@@ -38,19 +45,28 @@ def sft(config: SFTCommand) -> dict:
     if run.finished:
         return resync_finished(run)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
-    asked = replace(config.lora, targets=tuple(sorted(config.lora.targets)))  # as `read_config` has them
+    asked = replace(
+        config.lora, targets=tuple(sorted(config.lora.targets))
+    )  # as `read_config` has them
     if config.adapter and config.lora != lora.LoRAConfig() and asked != shape:
-        raise ValueError(f"--adapter {config.adapter} has a shape of its own: leave out lora's options")
+        raise ValueError(
+            f"--adapter {config.adapter} has a shape of its own: leave out lora's options"
+        )
     data = Demonstrations(*dialogues_of(episodes, *open_chat(config.model)), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
     machine = to_compute(config.machine, config.adapter)
-    if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
-        processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
+    if (
+        shape.dropout
+    ):  # is drawn a micro-batch at a time, so the free memory must not decide on these
+        processes.refuse_torchrun(
+            "dropout is drawn a micro-batch at a time, and would be drawn otherwise"
+        )
         machine = replace(machine, micro_tokens=machine.pass_tokens())
         run.drawn = str(machine.micro_tokens)
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
-    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
-                                              lambda m: sft_load(m, longest))
+    policy, machine, run.base = open_to_train(
+        config.model, machine, shape, options.optimizer, lambda m: sft_load(m, longest)
+    )
     if config.adapter:
         lora.load(policy, config.adapter, run.base)
     else:
@@ -61,9 +77,15 @@ def sft(config: SFTCommand) -> dict:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed)
         return sft_batches(data, picked, policy.head_weight.device, machine.micro_tokens)
 
-    train(run, policy.train(), optimizers_of(options, policy), batches=step_batches,
-          score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
-          settings=StepSettings(options, config.seed, "SFT"))
+    train(
+        run,
+        policy.train(),
+        optimizers_of(options, policy),
+        batches=step_batches,
+        score=lambda batch: batch_scores(policy, batch.trees),
+        objective=sft_objective,
+        settings=StepSettings(options, config.seed, "SFT"),
+    )
     return finish(run, policy, config.model)
 
 
@@ -89,23 +111,32 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
     if options.weighting == "value":
         episodes, by_turn = valued(played, config.data)
         if not episodes:
-            raise NothingToLearn(f"{' '.join(map(str, config.data))}: each step has the value 0, so none is "
-                                 "worth imitating: explore more, or easier tasks")
+            raise NothingToLearn(
+                f"{' '.join(map(str, config.data))}: each step has the value 0, so none is "
+                "worth imitating: explore more, or easier tasks"
+            )
         return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
     if not episodes:
         has_threshold = options.weighting == "reward" or options.select != "threshold"
-        raise NothingToLearn(f"{' '.join(map(str, config.data))}: none of {len(played)} episodes is to be "
-                             f"imitated, the highest reward is {max(e.reward for e in played):g}: explore "
-                             "more" + ", lower the threshold or raise the ratio" * has_threshold)
+        raise NothingToLearn(
+            f"{' '.join(map(str, config.data))}: none of {len(played)} episodes is to be "
+            f"imitated, the highest reward is {max(e.reward for e in played):g}: explore "
+            "more" + ", lower the threshold or raise the ratio" * has_threshold
+        )
     return episodes, weights, []
 
 
-def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:
+def imitated(
+    episodes: Sequence[Episode], options: SFT, seed: int = 1
+) -> tuple[list[Episode], list[float]]:
     """The episodes to imitate, each with its weight. Of one that is relabelled, and was solved from there,
     the expert's first answer alone: the others answer to states that no agent reached."""
-    episodes = [e.up_to(e.forced + 1) if e.relabelled else e for e in episodes
-                if not e.relabelled or (e.solved and len(e.turns) > e.forced)]
+    episodes = [
+        e.up_to(e.forced + 1) if e.relabelled else e
+        for e in episodes
+        if not e.relabelled or (e.solved and len(e.turns) > e.forced)
+    ]
     if options.distinct:  # of relabelled ones one answer counts, so they stand apart
         ranked = sorted(episodes[::-1], key=lambda e: (by_expert(e), e.reward))
         first_ids = set({(e.instance, e.said, e.relabelled): id(e) for e in ranked}.values())
@@ -127,8 +158,11 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
 
 def valued(played: Sequence[Episode], files: Sequence[Path]) -> tuple[list[Episode], list[Tensor]]:
     """The `valued_episodes`, solved or not, of which a turn counts, with their turns' `value_weights`."""
-    found = [(e, weights) for e, values in valued_episodes(played, files, "sft.weighting value")
-             if (weights := value_weights(torch.tensor(values))).any()]
+    found = [
+        (e, weights)
+        for e, values in valued_episodes(played, files, "sft.weighting value")
+        if (weights := value_weights(torch.tensor(values))).any()
+    ]
     return [e for e, _ in found], [weights for _, weights in found]
 
 
@@ -141,15 +175,20 @@ class SFTBatch(NamedTuple):
     step_tokens: int  # that the agent wrote in the whole step
 
 
-def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.device,
-                micro_tokens: int) -> Iterator[SFTBatch]:
+def sft_batches(
+    data: Demonstrations, picked: Sequence[int], device: torch.device, micro_tokens: int
+) -> Iterator[SFTBatch]:
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
     written = sum(len(data.dialogues[i].written) for i in picked)
     lengths = [len(data.dialogues[i].ids) for i in picked]
     for part in processes.rank_parts(batches_within(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
-        if data.by_turn:  # W's entries follow the tokens that were written, trajectory by trajectory
-            entries = [data.by_turn[i][data.dialogues[i].written] for i in (picked[n] for n in part)]
+        if (
+            data.by_turn
+        ):  # W's entries follow the tokens that were written, trajectory by trajectory
+            entries = [
+                data.by_turn[i][data.dialogues[i].written] for i in (picked[n] for n in part)
+            ]
             trees = trees._replace(weight=trees.weight * torch.cat(entries))
         weights = torch.tensor([data.weights[picked[n]] for n in part])
         names = [data.names[picked[n]] for n in part]

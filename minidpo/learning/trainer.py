@@ -32,9 +32,16 @@ class StepSettings(NamedTuple):
     data_numbers: Mapping[str, float] | None = None  # what the data are like, logged with each step
 
 
-def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
-          batches: Callable[[int], Iterable], score: Callable[..., Tensor],
-          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], settings: StepSettings) -> None:
+def train(
+    run: RunFolder,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    batches: Callable[[int], Iterable],
+    score: Callable[..., Tensor],
+    objective: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+    settings: StepSettings,
+) -> None:
     """Train; a record a step goes to the run's log.
 
     `batches(step)` gives this process's micro-batches of the step; each knows its `trees` and the `names` of
@@ -46,9 +53,13 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, options = _begin_or_resume(run, model, optimizers), settings.options
     falls_until = math.inf if options.constant else options.steps
-    bar = tqdm(range(start, options.steps), settings.title, total=options.steps, initial=start, unit="step")
+    bar = tqdm(
+        range(start, options.steps), settings.title, total=options.steps, initial=start, unit="step"
+    )
     for step in bar:
-        torch.manual_seed(settings.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
+        torch.manual_seed(
+            settings.seed * 1_000_003 + step
+        )  # a step's dropout is its own, resumed or not
         began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
         sums = _StepSums()
         with processes.fail_together():
@@ -62,7 +73,12 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
-        record = {"step": step + 1, **totals, **(settings.data_numbers or {}), "lr": full_rates[0][0] * rate}
+        record = {
+            "step": step + 1,
+            **totals,
+            **(settings.data_numbers or {}),
+            "lr": full_rates[0][0] * rate,
+        }
         _check_step(record)
         for optimizer, rates in zip(optimizers, full_rates):
             for group, full_rate in zip(optimizer.param_groups, rates):
@@ -71,9 +87,13 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
             optimizer.zero_grad(set_to_none=True)
         last = step + 1 == options.steps
         if last and not torch.stack([p.isfinite().all() for p in parameters]).all():
-            raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
-        record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
-                   "peak_memory_mib": round(peak_memory_mib(norm.device))}
+            raise ValueError(
+                f"step {step + 1}: a weight is not finite any more; lower the learning rate"
+            )
+        record |= {
+            "tokens_per_s": round(tokens / (time.perf_counter() - began)),
+            "peak_memory_mib": round(peak_memory_mib(norm.device)),
+        }
         if processes.rank() == 0:
             run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
@@ -135,15 +155,19 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> Tensor:
     """
     for score, name in zip(scores.tolist(), names, strict=True):
         if not math.isfinite(score):
-            raise ValueError(f"{name}: its score is {score}; the model overflowed, or cannot write one of "
-                             "its tokens")
+            raise ValueError(
+                f"{name}: its score is {score}; the model overflowed, or cannot write one of "
+                "its tokens"
+            )
     return scores
 
 
 def _check_step(record: dict) -> None:
     if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
-        raise ValueError(f"step {record['step']}: the loss is {record['loss']}, the norm of its gradient "
-                         f"{record['grad_norm']}; lower the learning rate, or look at the data")
+        raise ValueError(
+            f"step {record['step']}: the loss is {record['loss']}, the norm of its gradient "
+            f"{record['grad_norm']}; lower the learning rate, or look at the data"
+        )
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -183,4 +207,6 @@ def _restore(model: nn.Module, optimizers: Sequence, tensors: dict[str, Tensor])
             if key.startswith(f"optimizer.{i}."):
                 _, _, j, name = key.split(".", 3)
                 state.setdefault(int(j), {})[name] = tensor
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        )

@@ -23,15 +23,22 @@ from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import RunFolder, records
 
 
-def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
-             more_sha256: Mapping[str, list[str] | None] | None = None, **adapters: Path | None) -> RunFolder:
+def open_run(
+    config: SFTCommand | PairsCommand | RolloutsCommand,
+    inputs: Sequence[Path],
+    more_sha256: Mapping[str, list[str] | None] | None = None,
+    **adapters: Path | None,
+) -> RunFolder:
     """The run's folder, which knows its inputs by content; adapters: others than the one it starts from.
     Raises ValueError if it holds another run, or what this one reads."""
     adapters = {"adapter": config.adapter, **adapters}
     keep_inputs(config.out, *inputs, *adapters.values())
-    settings = {**asdict(config), **(more_sha256 or {}),
-                "data_sha256": [file_sha256(path) for path in inputs],
-                **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()}}
+    settings = {
+        **asdict(config),
+        **(more_sha256 or {}),
+        "data_sha256": [file_sha256(path) for path in inputs],
+        **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()},
+    }
     return RunFolder(config.out, settings, defaults=asdict(type(config)()))
 
 
@@ -44,17 +51,25 @@ def keep_inputs(out: Path, *given: Path | None) -> None:
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:
     """SHA-256 of an adapter's files."""
-    return None if adapter is None else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
+    return (
+        None
+        if adapter is None
+        else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
+    )
 
 
 def refuse_for_conversations(given: Sequence[str]) -> None:
     """Raises ValueError if an option is given that only episodes can answer."""
     if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} needs episodes, as collect.py writes them, and "
-                         "--data holds conversations: leave it out")
+        raise ValueError(
+            f"--{given[0].replace('_', '-')} needs episodes, as collect.py writes them, and "
+            "--data holds conversations: leave it out"
+        )
 
 
-def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
+def example_indices(
+    step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None
+) -> list[int]:
     """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own. With
     `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order,
     however many examples they have: what shares its beginning meets in a step."""
@@ -82,6 +97,7 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     >>> in_steps(SFT(epochs=0.07, batch=1, warmup=0), 100).steps
     7
     """
+
     def up(share: float) -> int:
         return math.ceil(round(share, 9))  # 0.07 * 100 is a little more than 7
 
@@ -89,8 +105,10 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     steps = options.steps if options.epochs is None else up(options.epochs * examples / batch)
     warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
     if 0 < steps < warmup:
-        print(f"{warmup} steps of warm-up in a training of {steps}: the rate ends at {steps / warmup:.0%} of "
-              f"{options.lr:g}; lower warmup or raise steps")
+        print(
+            f"{warmup} steps of warm-up in a training of {steps}: the rate ends at {steps / warmup:.0%} of "
+            f"{options.lr:g}; lower warmup or raise steps"
+        )
     return replace(options, steps=steps, warmup=warmup, batch=batch)
 
 
@@ -123,8 +141,10 @@ def resync_finished(run: RunFolder) -> dict:
 def require_adapter(run: RunFolder) -> None:
     """Raises ValueError if the adapter of a finished run is gone."""
     if not (run.folder / "adapter" / lora.CONFIG).is_file():
-        raise ValueError(f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
-                         "the same command makes it again")
+        raise ValueError(
+            f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
+            "the same command makes it again"
+        )
 
 
 def print_summary(run: RunFolder, more: str = "") -> dict:

@@ -25,12 +25,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256  # numbers that share a scale
-SMALLEST = 4096  # weights of the smallest tensor that gets 8 bits: biases and norms take few bytes anyway
+SMALLEST = (
+    4096  # weights of the smallest tensor that gets 8 bits: biases and norms take few bytes anyway
+)
 CHUNK = 2**18  # weights decoded at a time, whole blocks: some 10 MB, and fastest on a CPU
 # the same on a GPU, of several tensors: an adapter of a 7B has 392, and to launch 60 kernels for each of them
 # takes longer than to run all
 GPU_CHUNK = 2**22
-GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 fill the interval from 0 to 1 evenly, however many
+GOLDEN = (
+    5**0.5 - 1
+) / 2  # its multiples modulo 1 fill the interval from 0 to 1 evenly, however many
 
 
 def dynamic_map(signed: bool) -> Tensor:
@@ -63,8 +67,10 @@ def maps(device: torch.device) -> tuple[Levels, Levels]:
     """The levels for the first moment, and for the root of the second, where only 0 may become 0."""
     # The upper 16 bits of a float leave one level to compare with, because no two levels share theirs. That
     # takes a CPU 3 ns a number; to search the levels takes 30 ns, more than the rest of a step.
-    halves = torch.arange(-2**15, 2**15, dtype=torch.int32) << 16
-    ends = torch.stack((halves, halves | 0xFFFF)).view(torch.float32)  # the first and last float of each half
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    ends = torch.stack((halves, halves | 0xFFFF)).view(
+        torch.float32
+    )  # the first and last float of each half
     found = []
     for signed in (True, False):
         book = dynamic_map(signed)
@@ -72,7 +78,9 @@ def maps(device: torch.device) -> tuple[Levels, Levels]:
         if not signed:
             gap[0] = 0
         low = (torch.searchsorted(book, ends, right=True, out_int32=True).amin(0) - 1).clamp(min=0)
-        found.append(Levels(F.pad(book, (0, 1), value=math.inf).to(device), gap.to(device), low.to(device)))
+        found.append(
+            Levels(F.pad(book, (0, 1), value=math.inf).to(device), gap.to(device), low.to(device))
+        )
     return tuple(found)
 
 
@@ -87,7 +95,9 @@ def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor
     """
     padded = F.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
     scale = padded.gather(1, padded.abs().argmax(1, keepdim=True)).squeeze(1)
-    share = x / torch.where(scale == 0, 1.0, scale).repeat_interleave(BLOCK)[:len(x)]  # zeros give 0, not 0/0
+    share = (
+        x / torch.where(scale == 0, 1.0, scale).repeat_interleave(BLOCK)[: len(x)]
+    )  # zeros give 0, not 0/0
     low = levels.low.index_select(0, (share.view(torch.int32) >> 16) + 2**15)
     low += share >= levels.book.index_select(0, low + 1)
     border = torch.add(levels.book.index_select(0, low), levels.gap.index_select(0, low), alpha=at)
@@ -96,7 +106,7 @@ def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor
 
 def dequantise(codes: Tensor, scale: Tensor, levels: Levels) -> Tensor:
     """The numbers that codes (n,) and scales (blocks,) stand for: (n,) float32."""
-    return levels.book.index_select(0, codes.int()) * scale.repeat_interleave(BLOCK)[:len(codes)]
+    return levels.book.index_select(0, codes.int()) * scale.repeat_interleave(BLOCK)[: len(codes)]
 
 
 def layout(n: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -104,8 +114,12 @@ def layout(n: int) -> dict[str, tuple[int, torch.dtype]]:
     if n < SMALLEST:
         return {"m": (n, torch.float32), "v": (n, torch.float32)}
     blocks = -(-n // BLOCK)  # the last one may be short
-    return {"m_codes": (n, torch.uint8), "m_scale": (blocks, torch.float32),
-            "root_v_codes": (n, torch.uint8), "root_v_scale": (blocks, torch.float32)}
+    return {
+        "m_codes": (n, torch.uint8),
+        "m_scale": (blocks, torch.float32),
+        "root_v_codes": (n, torch.uint8),
+        "root_v_scale": (blocks, torch.float32),
+    }
 
 
 def state_bytes(n: int) -> int:
@@ -123,8 +137,8 @@ def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: d
     p.mul_(1 - lr * settings["weight_decay"])
     m.lerp_(grad, 1 - beta1)
     v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    size = (v.sqrt() / (1 - beta2 ** step) ** 0.5).add_(settings["eps"])
-    p.addcdiv_(m, size, value=-lr / (1 - beta1 ** step))
+    size = (v.sqrt() / (1 - beta2**step) ** 0.5).add_(settings["eps"])
+    p.addcdiv_(m, size, value=-lr / (1 - beta1**step))
 
 
 def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
@@ -135,7 +149,9 @@ def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
     signed, unsigned = maps(p.device)
     at = state["step"] * GOLDEN % 1
     size = GPU_CHUNK if p.is_cuda else CHUNK
-    for start in range(0, len(p), size):  # else the moments of a whole embedding would be decoded together
+    for start in range(
+        0, len(p), size
+    ):  # else the moments of a whole embedding would be decoded together
         chunk = slice(start, start + size)
         blocks = slice(start // BLOCK, (start + size) // BLOCK)
         m_stored = state["m_codes"][chunk], state["m_scale"][blocks]
@@ -153,12 +169,24 @@ class AdamW8bit(torch.optim.Optimizer):
     After 500 steps of 8,192 weights (tests) the weights are 4 - 9 % of the way they moved apart from torch's.
     """
 
-    def __init__(self, params, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0):
+    def __init__(
+        self,
+        params,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        if not (0 <= lr < math.inf and all(0 <= beta < 1 for beta in betas) and 0 < eps < math.inf
-                and 0 <= weight_decay < math.inf):
-            raise ValueError(f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, decay >= 0, got {settings}")
+        if not (
+            0 <= lr < math.inf
+            and all(0 <= beta < 1 for beta in betas)
+            and 0 < eps < math.inf
+            and 0 <= weight_decay < math.inf
+        ):
+            raise ValueError(
+                f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, decay >= 0, got {settings}"
+            )
         super().__init__(params, settings)
 
     @torch.no_grad()
@@ -200,9 +228,15 @@ class AdamW8bit(torch.optim.Optimizer):
             step_8bit(weights[0], grads[0], states[0], settings)
             return
         stored = {name: [state[name] for state in states] for name in states[0] if name != "step"}
-        whole, joined = torch.cat(weights), {name: torch.cat(tensors) for name, tensors in stored.items()}
+        whole, joined = (
+            torch.cat(weights),
+            {name: torch.cat(tensors) for name, tensors in stored.items()},
+        )
         step_8bit(whole, torch.cat(grads), joined | {"step": states[0]["step"]}, settings)
-        for values, tensors in [(whole, weights), *((joined[name], stored[name]) for name in stored)]:
+        for values, tensors in [
+            (whole, weights),
+            *((joined[name], stored[name]) for name in stored),
+        ]:
             torch._foreach_copy_(tensors, values.split(list(map(len, tensors))))
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -215,8 +249,10 @@ class AdamW8bit(torch.optim.Optimizer):
             p = parameters.get(i)
             wanted = {} if p is None else {"step": (1, torch.int64), **layout(p.numel())}
             if got != wanted:
-                raise ValueError(f"parameter {i}: the state holds {got}, 8-bit AdamW keeps {wanted} for it: "
-                                 "it is another optimizer's or another model's state; start the run again")
+                raise ValueError(
+                    f"parameter {i}: the state holds {got}, 8-bit AdamW keeps {wanted} for it: "
+                    "it is another optimizer's or another model's state; start the run again"
+                )
             loaded[p] = {name: t.to(p.device, copy=True) for name, t in tensors.items()}
             loaded[p]["step"] = int(tensors["step"])
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})

@@ -38,18 +38,28 @@ class PathCache:
 
     def close(self) -> None:
         """Let segments below read this one."""
-        self.leaves = [tuple(t.detach().requires_grad_(t.requires_grad) for t in pair) for pair in self.new]
+        self.leaves = [
+            tuple(t.detach().requires_grad_(t.requires_grad) for t in pair) for pair in self.new
+        ]
 
 
-def read_depth_first(model: Transformer, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
-                     read: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def read_depth_first(
+    model: Transformer,
+    ids: Tensor,
+    positions: Tensor,
+    ends: Tensor,
+    predict: Tensor,
+    read: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
     """What `read` makes of N states of one tree, (N,...), as `data/batch.read_states` has it, to rounding.
 
     ids, positions and ends (T,) are the tree's (`data/tree`); predict (N,) is the batch's. read(hidden (n,C),
     numbers of these states (n,)) -> (n,...). Backward adds the gradient to that of the parameters of the
     model and of `read`, and gives none to anything else.
     """
-    anchor = next((p for p in model.parameters() if p.requires_grad), ids)  # the result needs a gradient
+    anchor = next(
+        (p for p in model.parameters() if p.requires_grad), ids
+    )  # the result needs a gradient
     return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict.tolist(), read))
 
 
@@ -80,8 +90,15 @@ def segment_end(ends: Sequence[int], first: int) -> int:
     return place
 
 
-def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Sequence[int],
-         read: Callable[[Tensor, Tensor], Tensor], grad: Tensor | None = None) -> Tensor:
+def walk(
+    model: Transformer,
+    ids: Tensor,
+    positions: Tensor,
+    ends: Sequence[int],
+    predict: Sequence[int],
+    read: Callable[[Tensor, Tensor], Tensor],
+    grad: Tensor | None = None,
+) -> Tensor:
     """What is read, (N,...). With its gradient, a segment's graph is run backward after all below it."""
     result = None
 
@@ -90,11 +107,19 @@ def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int]
         last = segment_end(ends, first)
         cache = PathCache(above, len(model.model.layers))
         visible = torch.ones(last - first, seen + last - first, dtype=torch.bool, device=ids.device)
-        hidden = model(ids[None, first:last], positions[None, first:last], visible[None].tril(seen),
-                       cache=cache)[0]
+        hidden = model(
+            ids[None, first:last],
+            positions[None, first:last],
+            visible[None].tril(seen),
+            cache=cache,
+        )[0]
         cache.close()
-        here = torch.tensor([(n, place - first) for n, place in enumerate(predict) if first <= place < last])
-        entries, states = to_device(here.long().view(-1, 2), ids.device).T  # from the host: no GPU waits
+        here = torch.tensor(
+            [(n, place - first) for n, place in enumerate(predict) if first <= place < last]
+        )
+        entries, states = to_device(
+            here.long().view(-1, 2), ids.device
+        ).T  # from the host: no GPU waits
         value = read(hidden[states], entries)
         if result is None:
             result = value.new_zeros(len(predict), *value.shape[1:])
@@ -104,9 +129,17 @@ def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int]
             visit(child, seen + last - first, [*above, cache])
             child = ends[child]
         if grad is not None:
-            sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
-                    for new, leaf in zip(pair, leaves) if leaf.grad is not None]
-            outputs = [(value, grad[entries].to(value.dtype))] if value.requires_grad and len(entries) else []
+            sent = [
+                (new, leaf.grad)
+                for pair, leaves in zip(cache.new, cache.leaves)
+                for new, leaf in zip(pair, leaves)
+                if leaf.grad is not None
+            ]
+            outputs = (
+                [(value, grad[entries].to(value.dtype))]
+                if value.requires_grad and len(entries)
+                else []
+            )
             if outputs or sent:
                 torch.autograd.backward(*map(list, zip(*outputs, *sent)))
 

@@ -40,7 +40,7 @@ class Matrix(nn.Module):
         """All weights, (rows, columns) in `dtype`."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for first, rows in tiles(self):
-            whole[first:first + len(rows)] = rows
+            whole[first : first + len(rows)] = rows
         return whole
 
 
@@ -95,15 +95,21 @@ def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> 
         return _kernels[function, device]
     try:
         if compiler is not None:
-            for tensor in filter(torch.is_tensor, trial):  # other sizes would make it slow: 9 times in NF4
+            for tensor in filter(
+                torch.is_tensor, trial
+            ):  # other sizes would make it slow: 9 times in NF4
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             kernel = compiler(function)
         kernel(*trial)
     except torch.OutOfMemoryError:  # what comes in its place would need more
         raise
-    except Exception as error:  # many types: Triton needs a driver, a C compiler and Python's headers
-        print(f"PyTorch can't compile for {device}: weights take several kernels, slower: "
-              f"{first_line(error)}")
+    except (
+        Exception
+    ) as error:  # many types: Triton needs a driver, a C compiler and Python's headers
+        print(
+            f"PyTorch can't compile for {device}: weights take several kernels, slower: "
+            f"{first_line(error)}"
+        )
         kernel = None
     _kernels[function, device] = kernel
     return kernel

@@ -12,8 +12,15 @@ import torch
 
 from minidpo.memory import lora, recompute
 from minidpo.memory.advice import require_step, require_weights
-from minidpo.memory.machine import (Machine, device_and_dtype, device_of, dtype_on, is_slow,
-                                    limit_allocator, print_if_slow)
+from minidpo.memory.machine import (
+    Machine,
+    device_and_dtype,
+    device_of,
+    dtype_on,
+    is_slow,
+    limit_allocator,
+    print_if_slow,
+)
 from minidpo.memory.plan import Load, acting_setup, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
@@ -28,8 +35,10 @@ def open_chat(source: str) -> tuple[Chat, int]:
     folder = checkpoint.locate(source)
     chat, (config, _) = Chat.load(folder), checkpoint.read_config(folder)
     if (last := max(chat.tokenizer.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: tokenizer.json has tokens up to {last}, but vocab_size in config.json "
-                         f"is {config.vocab_size}: the two files belong to different models")
+        raise ValueError(
+            f"{folder}: tokenizer.json has tokens up to {last}, but vocab_size in config.json "
+            f"is {config.vocab_size}: the two files belong to different models"
+        )
     chat.vocab_size = config.vocab_size
     return chat, config.max_position_embeddings
 
@@ -53,8 +62,13 @@ def open_model(source: str, machine: Machine) -> Transformer:
     return model
 
 
-def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimizer: str,
-                  load_of: Callable[[Machine], Load]) -> tuple[Transformer, Machine, str]:
+def open_to_train(
+    source: str,
+    machine: Machine,
+    shape: lora.LoRAConfig,
+    optimizer: str,
+    load_of: Callable[[Machine], Load],
+) -> tuple[Transformer, Machine, str]:
     """The base model, the machine with micro-batches that fit beside it (`require_step`), and the base's
     fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
     processes.require_own_gpu(device_of(machine))
@@ -70,7 +84,9 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     if machine.dtype not in ("auto", "fast") or machine.quantize:
         return machine
     recorded = map(lora.base_dtype, filter(None, adapters))
-    return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype))
+    return replace(
+        machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype)
+    )
 
 
 def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
@@ -87,7 +103,9 @@ def open_base(source: str, machine: Machine) -> tuple[Transformer, Chat]:
     return open_model(source, machine), chat
 
 
-def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Transformer, Chat, str]:
+def open_policy(
+    source: str, adapter: Path | None, machine: Machine
+) -> tuple[Transformer, Chat, str]:
     """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
@@ -96,13 +114,17 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Tr
     are read, if they do not fit.
     """
     machine = to_compute(machine, adapter)
-    if machine.dtype == "rounded" and device_of(machine).type == "cpu":  # merging makes it float32 by itself
+    if (
+        machine.dtype == "rounded" and device_of(machine).type == "cpu"
+    ):  # merging makes it float32 by itself
         machine = replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")
     held = setup_of(source, machine)
     setup = acting_setup(held)
-    require_weights(setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),
-                    "the weights alone take",
-                    "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
+    require_weights(
+        setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),
+        "the weights alone take",
+        "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model",
+    )
     model, chat = open_base(source, machine)
     print_if_slow(model.head_weight.device, setup.dtype, "act-dtype")
     if adapter is not None:

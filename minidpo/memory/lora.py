@@ -29,10 +29,27 @@ PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a mod
 BASE_FINGERPRINT, BASE_DTYPE, ADAPTER_FINGERPRINT = "base_fingerprint", "base_dtype", "fingerprint"
 # Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA;
 # any other key that is set is refused
-KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
-         "base_model_name_or_path", "auto_mapping", "layers_pattern", "megatron_core", "peft_version",
-         "qalora_group_size", "revision", "use_rslora"}
-PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}  # "pissa" would change the base too
+KNOWN = {
+    "peft_type",
+    "task_type",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "inference_mode",
+    "base_model_name_or_path",
+    "auto_mapping",
+    "layers_pattern",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "use_rslora",
+}
+PLAIN = {
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian"),
+}  # "pissa" would change the base too
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,27 @@ class LoRAConfig:
     "the update is scaled by alpha / rank"
     dropout: float = 0.0
     "probability of dropping a number of the thin maps' input, in SFT alone (and in rounds that imitate)"
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
     "linear maps of a block to adapt: the last part of a name, or a whole name"
 
     def __post_init__(self):
-        if self.rank < 1 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1 or not self.targets:
-            raise ValueError(f"LoRA needs rank >= 1, alpha > 0, 0 <= dropout < 1 and targets, got {self}")
+        if (
+            self.rank < 1
+            or not 0 < self.alpha < math.inf
+            or not 0 <= self.dropout < 1
+            or not self.targets
+        ):
+            raise ValueError(
+                f"LoRA needs rank >= 1, alpha > 0, 0 <= dropout < 1 and targets, got {self}"
+            )
 
 
 class LoRALinear(nn.Module):
@@ -64,7 +96,10 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.base, self.config, self.scale = base, config, config.alpha / config.rank
         # fp64 beside an fp64 base. A is drawn in fp32 on the generator's device: one seed, one A, everywhere.
-        like = {"device": base.weight.device, "dtype": torch.promote_types(base.weight.dtype, torch.float32)}
+        like = {
+            "device": base.weight.device,
+            "dtype": torch.promote_types(base.weight.dtype, torch.float32),
+        }
         a = torch.empty(config.rank, base.in_features, device=generator.device, dtype=torch.float32)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         self.lora_A = nn.Parameter(a.to(**like))  # (R,in)
@@ -79,7 +114,9 @@ class LoRALinear(nn.Module):
 
 def layers(model: nn.Module) -> dict[str, LoRALinear]:
     """The adapted maps of a model by name, in the model's order; empty if it has no adapter."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)
+    }
 
 
 def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
@@ -87,12 +124,18 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     model has an adapter already. The head is no target: model/head reads its matrix past any wrapper."""
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
-    maps = {name: m for name, m in model.named_modules() if ".layers." in name and hasattr(m, "in_features")}
+    maps = {
+        name: m
+        for name, m in model.named_modules()
+        if ".layers." in name and hasattr(m, "in_features")
+    }
     endings = tuple(f".{target}" for target in config.targets)  # PEFT's rule
     for target, ending in zip(config.targets, endings):
         if not any(f".{name}".endswith(ending) for name in maps):
             known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
-            raise ValueError(f"LoRA target {target!r} is not in the model's blocks; there are {known}")
+            raise ValueError(
+                f"LoRA target {target!r} is not in the model's blocks; there are {known}"
+            )
     return {name: module for name, module in maps.items() if f".{name}".endswith(endings)}
 
 
@@ -114,8 +157,12 @@ def merge(model: nn.Module) -> None:
     """Add each update to its base's weight and remove it: the model is a plain one then."""
     for name, layer in tqdm(layers(model).items(), "merging", unit="matrix", delay=2, leave=False):
         weight = layer.base.weight
-        assert isinstance(weight, Tensor), f"{name}: a quantised base takes no update: expand it first"
-        weight.copy_(weight + layer.scale * layer.lora_B @ layer.lora_A)  # summed in A's dtype, rounded once
+        assert isinstance(weight, Tensor), (
+            f"{name}: a quantised base takes no update: expand it first"
+        )
+        weight.copy_(
+            weight + layer.scale * layer.lora_B @ layer.lora_A
+        )  # summed in A's dtype, rounded once
         model.set_submodule(name, layer.base)
 
 
@@ -127,8 +174,11 @@ def detach(model: nn.Module) -> None:
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The base's weights under their checkpoint names, whether an adapter is attached or not."""
-    return {name.replace(".base.", "."): tensor for name, tensor in model.state_dict().items()
-            if not name.endswith((".lora_A", ".lora_B"))}
+    return {
+        name.replace(".base.", "."): tensor
+        for name, tensor in model.state_dict().items()
+        if not name.endswith((".lora_A", ".lora_B"))
+    }
 
 
 def fingerprint_of_base(model: nn.Module) -> str:
@@ -138,29 +188,55 @@ def fingerprint_of_base(model: nn.Module) -> str:
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The adapter's weights under PEFT's names, such as base_model.model.q.lora_A.weight."""
-    return {f"{PREFIX}{name}.weight": tensor for name, tensor in model.state_dict(keep_vars=True).items()
-            if name.endswith((".lora_A", ".lora_B"))}
+    return {
+        f"{PREFIX}{name}.weight": tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if name.endswith((".lora_A", ".lora_B"))
+    }
 
 
-def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None) -> None:
+def save(
+    model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None
+) -> None:
     """Write the adapter as PEFT does. With `base_fingerprint`, `load` refuses any other base."""
     if not layers(model):
         raise ValueError(f"{folder}: no adapter to write, the model has none")
     config = next(iter(layers(model).values())).config
     base = {BASE_FINGERPRINT: base_fingerprint} if base_fingerprint else {}
     if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
-        base[BASE_DTYPE] = str(getattr(model, "read_in", None) or dtypes.pop()).removeprefix("torch.")
-    write(folder, adapter_tensors(model), base, {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
-        "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
-        "bias": "none", "use_rslora": False, "use_dora": False, "init_lora_weights": True,
-        "inference_mode": True})
+        base[BASE_DTYPE] = str(getattr(model, "read_in", None) or dtypes.pop()).removeprefix(
+            "torch."
+        )
+    write(
+        folder,
+        adapter_tensors(model),
+        base,
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_name,
+            "r": config.rank,
+            "lora_alpha": config.alpha,
+            "lora_dropout": config.dropout,
+            "target_modules": list(config.targets),
+            "bias": "none",
+            "use_rslora": False,
+            "use_dora": False,
+            "init_lora_weights": True,
+            "inference_mode": True,
+        },
+    )
 
 
-def write(folder: str | Path, tensors: Mapping[str, Tensor], base: Mapping[str, str], settings: dict) -> None:
+def write(
+    folder: str | Path, tensors: Mapping[str, Tensor], base: Mapping[str, str], settings: dict
+) -> None:
     """Write an adapter's two files: its tensors, with what is known of their base, and PEFT's settings."""
-    write_weights(Path(folder) / WEIGHTS, tensors, {
-        **base, "format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)})
+    write_weights(
+        Path(folder) / WEIGHTS,
+        tensors,
+        {**base, "format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)},
+    )
     write_json(Path(folder) / CONFIG, settings)
 
 
@@ -169,8 +245,14 @@ def located(folder: str | Path, files: Sequence[str] = FILES) -> Path:
     where = locate(folder, files)
     if not (where / CONFIG).is_file():
         inside = where / "adapter"
-        raise ValueError(f"{folder}: " + (f"a run, whose adapter is {inside}" if (inside / CONFIG).is_file()
-                                          else f"no {CONFIG} here, so this is not an adapter folder"))
+        raise ValueError(
+            f"{folder}: "
+            + (
+                f"a run, whose adapter is {inside}"
+                if (inside / CONFIG).is_file()
+                else f"no {CONFIG} here, so this is not an adapter folder"
+            )
+        )
     return where
 
 
@@ -181,14 +263,26 @@ def read_config(folder: str | Path) -> LoRAConfig:
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
     for key, value in raw.items():
         if key not in KNOWN and value and value not in PLAIN.get(key, ()):
-            raise ValueError(f"{path}: {key} is {value!r}, which is not implemented: plain LoRA only")
-    rank, alpha, dropout, names = map(raw.get, ("r", "lora_alpha", "lora_dropout", "target_modules"))
-    if type(rank) is not int or {type(alpha), type(dropout)} - {int, float} or type(names) is not list or (
-            {type(name) for name in names} - {str}):
-        raise ValueError(f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
-                         f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")
+            raise ValueError(
+                f"{path}: {key} is {value!r}, which is not implemented: plain LoRA only"
+            )
+    rank, alpha, dropout, names = map(
+        raw.get, ("r", "lora_alpha", "lora_dropout", "target_modules")
+    )
+    if (
+        type(rank) is not int
+        or {type(alpha), type(dropout)} - {int, float}
+        or type(names) is not list
+        or ({type(name) for name in names} - {str})
+    ):
+        raise ValueError(
+            f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
+            f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}"
+        )
     if raw.get("use_rslora"):
-        alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
+        alpha *= (
+            max(rank, 1) ** 0.5
+        )  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
     try:
         return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
     except ValueError as error:
@@ -230,11 +324,15 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
         expected[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
     for name in sorted(shapes.keys() | expected.keys()):
         if (got := shapes.get(name)) != (wanted := expected.get(name)):
-            raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
-                             f"{wanted} in this model (None: it is not there)")
+            raise ValueError(
+                f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
+                f"{wanted} in this model (None: it is not there)"
+            )
     if made_for and made_for != (base or fingerprint_of_base(model)):
-        raise ValueError(f"{path}: made for another base: its weights are not this model's, or "
-                         "--machine.dtype or --machine.quantize is another (dtype auto is that of its base)")
+        raise ValueError(
+            f"{path}: made for another base: its weights are not this model's, or "
+            "--machine.dtype or --machine.quantize is another (dtype auto is that of its base)"
+        )
     attach(model, config, torch.Generator())
     with torch.no_grad():
         for name, tensor in adapter_tensors(model).items():
@@ -253,16 +351,27 @@ def describe(model: nn.Module) -> str:
     """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
     groups: dict[str, list[tuple[int, Tensor]]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        group = ("adapter" if ".lora_" in name else "embedding" if "embed_tokens" in name
-                 else "head" if "lm_head" in name else "blocks")
+        group = (
+            "adapter"
+            if ".lora_" in name
+            else "embedding"
+            if "embed_tokens" in name
+            else "head"
+            if "lm_head" in name
+            else "blocks"
+        )
         owner, count = model.get_submodule(name.rpartition(".")[0]), tensor.numel()
-        if hasattr(owner, "codes"):  # a quantised matrix: it has one code a weight; its scales are no weights
+        if hasattr(
+            owner, "codes"
+        ):  # a quantised matrix: it has one code a weight; its scales are no weights
             count = owner.numel() if name.endswith(".codes") else 0
         groups.setdefault(group, []).append((count, tensor))
     lines, total = [], 0
     for group, members in groups.items():
         count, mib = sum(n for n, _ in members), sum(tensor.nbytes for _, tensor in members) / 2**20
-        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in members}))
+        dtypes = ", ".join(
+            sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in members})
+        )
         state = "trained" if any(tensor.requires_grad for _, tensor in members) else "frozen"
         lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
         total += count

@@ -17,7 +17,9 @@ from minidpo.system.ranges import Checked, Positive
 MIB, GIB = 2**20, 2**30
 MICRO_TOKENS = 768  # by default on a CPU
 GPU_MICRO_TOKENS = 8192, 4096, 2048, 1024  # by default on a GPU the first of these that fits
-CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
+CUBLAS = (
+    32 * MIB
+)  # that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 
@@ -64,12 +66,18 @@ CPU then trains slower; a plan that needs more is refused before its weights are
     def __post_init__(self):
         super().__post_init__()
         if self.offload and not self.recompute:
-            raise ValueError("offload moves the block inputs that recompute keeps: set recompute as well")
+            raise ValueError(
+                "offload moves the block inputs that recompute keeps: set recompute as well"
+            )
         if self.dtype == "rounded" and self.quantize is not None:
-            raise ValueError(f"dtype rounded is of a full base, but quantize is {self.quantize}: use float32")
+            raise ValueError(
+                f"dtype rounded is of a full base, but quantize is {self.quantize}: use float32"
+            )
         if self.cache is not None and self.quantize != "nf4":
-            raise ValueError(f"cache keeps weights in NF4, but quantize is {self.quantize or 'not set'}: set "
-                             "--machine.quantize nf4, or drop cache")
+            raise ValueError(
+                f"cache keeps weights in NF4, but quantize is {self.quantize or 'not set'}: set "
+                "--machine.quantize nf4, or drop cache"
+            )
 
     def pass_tokens(self) -> int:
         """Tokens that go through the model together: `micro_tokens`, or 768 where no plan has chosen it."""
@@ -99,20 +107,30 @@ def device_of(machine: Machine) -> torch.device:
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     device = torch.device(name)
     if machine.offload and device.type == "cpu":
-        raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
-    if device.index and torch.cuda.is_available() and device.index >= (gpus := torch.cuda.device_count()):
+        raise ValueError(
+            "offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it"
+        )
+    if (
+        device.index
+        and torch.cuda.is_available()
+        and device.index >= (gpus := torch.cuda.device_count())
+    ):
         raise ValueError(f"device {name!r} is not there: GPUs count from 0, and there are {gpus}")
     return device
 
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    if machine.dtype in ("float32", "rounded") or not cuda and (
-            machine.dtype == "auto" or machine.dtype == "fast" and not multiplies_bfloat16()):
+    if machine.dtype in ("float32", "rounded") or (
+        not cuda
+        and (machine.dtype == "auto" or (machine.dtype == "fast" and not multiplies_bfloat16()))
+    ):
         return torch.float32
     if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
-        raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
-                         "--machine.dtype float32, or rounded with an adapter that was trained in bfloat16")
+        raise ValueError(
+            "this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
+            "--machine.dtype float32, or rounded with an adapter that was trained in bfloat16"
+        )
     return torch.bfloat16
 
 
@@ -130,15 +148,19 @@ def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
 def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None:
     """Print a line if this processor is slow in the dtype, with the option that sets it."""
     if is_slow(device, dtype):
-        print(f"this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine.{option} "
-              "float32 takes more memory and is faster; with an adapter of bfloat16, --machine.dtype auto")
+        print(
+            f"this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine.{option} "
+            "float32 takes more memory and is faster; with an adapter of bfloat16, --machine.dtype auto"
+        )
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
     """Device and dtype to run with. Raises ValueError as `device_of` does, or if cuda has no GPU."""
     device = device_of(machine)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
+        raise ValueError(
+            "device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu"
+        )
     return device, dtype_on(machine, device.type == "cuda")
 
 
@@ -159,12 +181,16 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
         return machine.memory_gib * GIB
     if not cuda:
         free_kib = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
+        ranks = int(
+            os.environ.get("LOCAL_WORLD_SIZE", "1")
+        )  # torchrun's processes share the machine
         return min(1024 * int(free_kib), container_free()) / ranks + memory_now()
     if not torch.cuda.is_available():
         raise ValueError("no GPU here can be asked for its memory: give --machine.memory-gib")
     device = torch.device(machine.device.replace("auto", "cuda"))
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of the allocator's
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+        device
+    )  # of the allocator's
     return torch.cuda.mem_get_info(device)[0] + unused + CUDA_CONTEXT
 
 
@@ -178,7 +204,9 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         share = (machine.memory_gib * GIB - CUDA_CONTEXT) / total
-        numbered = None if device.index is None else device  # None is the current GPU; "cuda" is refused
+        numbered = (
+            None if device.index is None else device
+        )  # None is the current GPU; "cuda" is refused
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By

@@ -34,7 +34,9 @@ class Muon(torch.optim.Optimizer):
             for shape, several in alike.items():
                 together = max(1, STACK // shape.numel())
                 for first in range(0, len(several), together):
-                    self._move(several[first:first + together], group["lr"], group["weight_decay"])
+                    self._move(
+                        several[first : first + together], group["lr"], group["weight_decay"]
+                    )
 
     def _move(self, several: list[Tensor], lr: float, weight_decay: float) -> None:
         """Move matrices of one shape."""
@@ -44,6 +46,6 @@ class Muon(torch.optim.Optimizer):
                 self.state[p]["momentum"] = torch.zeros_like(p)
             momentum = self.state[p]["momentum"].lerp_(p.grad, 0.05)
             ahead.append(p.grad.lerp(momentum, 0.95))
-        updates = orthogonalise(torch.stack(ahead)) * 0.2 * max(ahead[0].shape)**0.5
+        updates = orthogonalise(torch.stack(ahead)) * 0.2 * max(ahead[0].shape) ** 0.5
         for p, update in zip(several, updates):
             p.mul_(1 - lr * weight_decay).add_(update, alpha=-lr)

@@ -21,7 +21,9 @@ from minidpo.memory.frozen import Matrix, one_kernel
 from minidpo.model.head import tiles
 
 BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share a largest
-TILE = 2**19  # weights that are coded or decoded together: a few MiB, which stay in a processor's cache
+TILE = (
+    2**19
+)  # weights that are coded or decoded together: a few MiB, which stay in a processor's cache
 
 
 def code_book() -> Tensor:
@@ -33,6 +35,7 @@ def code_book() -> Tensor:
     >>> code_book()[[0, 1, 7, 8, 15]]
     tensor([-1.0000, -0.6962,  0.0000,  0.0796,  1.0000])
     """
+
     def quantiles(n: int) -> Tensor:  # from the edge down to the middle, which is 0 and is left out
         return torch.special.ndtri(torch.linspace(0.9677083, 0.5, n).double())[:-1]
 
@@ -78,13 +81,13 @@ def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
     groups = F.pad(absmax, (0, -len(absmax) % GROUP)).view(-1, GROUP)
     largest = groups.amax(1)
     share = groups / torch.where(largest > 0, largest, 1.0)[:, None]
-    return (share.sqrt() * 255).round().to(torch.uint8).flatten()[:len(absmax)], largest
+    return (share.sqrt() * 255).round().to(torch.uint8).flatten()[: len(absmax)], largest
 
 
 def dequantise_scales(scales: Tensor, largest: Tensor) -> Tensor:
     """absmax (n,) float32 again. A table, not a division: products alone round the same on every device."""
     squares = tables(scales.device)[0][16:]
-    return squares[scales.int()] * largest.repeat_interleave(GROUP)[:len(scales)]
+    return squares[scales.int()] * largest.repeat_interleave(GROUP)[: len(scales)]
 
 
 def _expand_on_gpu(*given) -> Tensor:
@@ -129,12 +132,14 @@ class NF4Matrix(Matrix):
             codes, absmax[part] = nearest(blocks)
             packed[part] = two_a_byte(codes)
         scales, largest = quantise_scales(absmax)
-        packed[scales == 0] = 0x77  # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
+        packed[scales == 0] = (
+            0x77  # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
+        )
         return {"codes": packed, "scales": scales, "largest": largest}
 
     def dense(self) -> Tensor:
         flat = dequantise(self.codes, self.scales, self.largest, self.dtype).view(-1)
-        return flat[:self.numel()].view(self.shape)
+        return flat[: self.numel()].view(self.shape)
 
 
 def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,9 +164,13 @@ class Int8Matrix(Matrix):
             part = slice(first, first + len(rows))
             rows = rows.float()
             largest = rows.abs().amax(1)
-            scales[part] = largest / torch.full_like(largest, 127)  # CUDA would multiply by a rounded 1/127
+            scales[part] = largest / torch.full_like(
+                largest, 127
+            )  # CUDA would multiply by a rounded 1/127
             unit = rows / torch.where(scales[part] > 0, scales[part], 1.0)[:, None]
-            codes[part] = unit.round().clamp(-127, 127)  # a subnormal scale is coarse: 180 would wrap to -76
+            codes[part] = unit.round().clamp(
+                -127, 127
+            )  # a subnormal scale is coarse: 180 would wrap to -76
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:

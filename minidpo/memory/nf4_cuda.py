@@ -29,11 +29,15 @@ def _kernel(packed, scales, largest, table, out, n_bytes, BYTES: tl.constexpr):
     tl.store(out + weight_at, weights, mask=weight_at < 2 * n_bytes)
 
 
-def expand(packed: Tensor, scales: Tensor, largest: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+def expand(
+    packed: Tensor, scales: Tensor, largest: Tensor, table: Tensor, dtype: torch.dtype
+) -> Tensor:
     """(n,64) weights of (n,32) bytes, (n,) scales and their groups' largest, as `nf4.dequantise`. table: the
     16 levels, and the squares of the 256 scales."""
     out = torch.empty((len(packed), 64), dtype=dtype, device=packed.device)
     programs = triton.cdiv(packed.numel(), BYTES)
-    with torch.cuda.device(packed.device):  # Triton launches on the current GPU, which may be another model's
+    with torch.cuda.device(
+        packed.device
+    ):  # Triton launches on the current GPU, which may be another model's
         _kernel[(programs,)](packed, scales, largest, table, out, packed.numel(), BYTES=BYTES)
     return out

@@ -30,22 +30,37 @@ class Packed(nn.Module):
         single = x.numel() == x.shape[-1]
         if single:  # oneDNN sums a single row in another order, so the row is multiplied twice
             x = x.repeat(2, *[1] * (x.dim() - 1))
-        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, self.activation, [],
-                                               "")
+        y = torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.weight, self.bias, self.activation, [], ""
+        )
         return (y[:1] if single else y).float()
 
 
 def can_pack(weight) -> bool:
     """Whether this PyTorch on this machine can pack this weight: no quantised one, for example."""
-    return torch.backends.mkldnn.is_available() and isinstance(weight, Tensor) and weight.is_cpu and (
-        weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and multiplies_bfloat16())
+    return (
+        torch.backends.mkldnn.is_available()
+        and isinstance(weight, Tensor)
+        and weight.is_cpu
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and multiplies_bfloat16())
+        )
+    )
 
 
 def pack(model: Transformer) -> Transformer:
     """The model itself, with its linear layers and its head packed if they can be."""
     adapted = any(".lora_" in name for name, _ in model.named_parameters())
-    if not adapted and can_pack(model.head_weight) and all(
-            can_pack(module.weight) for module in model.model.modules() if hasattr(module, "in_features")):
+    if (
+        not adapted
+        and can_pack(model.head_weight)
+        and all(
+            can_pack(module.weight)
+            for module in model.model.modules()
+            if hasattr(module, "in_features")
+        )
+    ):
         model.packed_head = Packed(model.head_weight, None)
         # only names: a list of modules would keep all weights in memory to the end, beside the packed ones
         for name in [name for name, _ in model.model.named_modules()]:

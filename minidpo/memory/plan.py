@@ -22,8 +22,16 @@ from torch.utils._pytree import tree_leaves
 from minidpo.memory import lora, nf4
 from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, Machine, device_and_dtype, device_of, dtype_on,
-                                    memory_now, row_length)
+from minidpo.memory.machine import (
+    CUBLAS,
+    CUDA_CONTEXT,
+    Machine,
+    device_and_dtype,
+    device_of,
+    dtype_on,
+    memory_now,
+    row_length,
+)
 from minidpo.memory.muon import STACK
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
@@ -35,15 +43,22 @@ from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
 
-FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
+FRAGMENTS = (
+    0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
+)
 
 # Published shapes, so that a plan needs neither the network nor the weights.
-PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": ModelConfig(*shape, tie_word_embeddings=tied,
-                                                     max_position_embeddings=most)
-             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
-                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
-                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
-             for kind, most in (("", 131_072), ("-Instruct", 32_768))}
+PUBLISHED = {
+    f"Qwen/Qwen2-{size}{kind}": ModelConfig(
+        *shape, tie_word_embeddings=tied, max_position_embeddings=most
+    )
+    for size, shape, tied in [
+        ("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
+        ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
+        ("7B", (152_064, 3584, 18_944, 28, 28, 4), False),
+    ]
+    for kind, most in (("", 131_072), ("-Instruct", 32_768))
+}
 
 
 class Setup(NamedTuple):
@@ -81,7 +96,10 @@ def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
 def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vocabulary") -> Load:
     """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`. PPO
     has both heads, a reward model the scalar one, which reads fewer states than are counted here."""
-    tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.pass_tokens()
+    tree, micro = (
+        machine.tree_tokens if largest_tree is None else largest_tree,
+        machine.pass_tokens(),
+    )
     rows = max(1, micro // tree)
     tokens = row_length(max(tree, micro // rows))
     return Load(rows, tokens, rows * tokens, heads=heads)
@@ -113,7 +131,11 @@ class Plan(NamedTuple):
 def step_plan(setup: Setup, load: Load) -> Plan:
     """The bytes of a training step."""
     model = meta_model(setup)
-    adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
+    adapter, layers, itemsize = (
+        lora.parameters(model),
+        setup.config.num_hidden_layers,
+        setup.dtype.itemsize,
+    )
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
     tokens = load.rows * load.length
     if setup.optimizer == "adamw8bit":
@@ -121,7 +143,9 @@ def step_plan(setup: Setup, load: Load) -> Plan:
         scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
     elif setup.optimizer == "muon":
         shapes = Counter(p.shape for p in adapter)
-        stack = max(shape.numel() * max(1, min(n, STACK // shape.numel())) for shape, n in shapes.items())
+        stack = max(
+            shape.numel() * max(1, min(n, STACK // shape.numel())) for shape, n in shapes.items()
+        )
         state, scratch = adapter_bytes, 24 * stack  # a number a weight; six versions of a stack
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
@@ -133,19 +157,34 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     else:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
-    if setup.machine.depth_first and load.branched:  # with their gradients; each segment of a path, counted
+    if (
+        setup.machine.depth_first and load.branched
+    ):  # with their gradients; each segment of a path, counted
         # as four, keeps those of all above it: on a GPU for all heads, and `for_backward` has them once
         repeats = setup.config.num_attention_heads / setup.config.num_key_value_heads
         copies = 2 + (not setup.machine.recompute) * (1.5 * repeats if setup.cuda else 2.5)
-        activations["keys and values of a path"] = copies * _keys_and_values(setup.config, tokens) * itemsize
+        activations["keys and values of a path"] = (
+            copies * _keys_and_values(setup.config, tokens) * itemsize
+        )
     mask = tokens * load.length * (itemsize + 1) if load.branched else 0  # numbers, and bool
-    phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}
+    phases = {
+        "head and its logits": _head_peak(setup, load),
+        **block_phase,
+        "optimizer step": scratch,
+    }
     # gradients in full: every micro-batch of a step but the first begins with all of them
-    held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,
-            "attention mask": mask}
+    held = {
+        **weights_of(model),
+        "adapter, gradients": adapter_bytes,
+        "optimizer": state,
+        **activations,
+        "attention mask": mask,
+    }
     if load.heads != "vocabulary":
         held["scalar head"] = 16 * setup.config.hidden_size  # weights, gradients, two moments
-    return Plan(held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases)
+    return Plan(
+        held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases
+    )
 
 
 def _keys_and_values(config: ModelConfig, tokens: int) -> int:
@@ -160,25 +199,40 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     if not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
     kv = _keys_and_values(config, pages * tokens) * setup.dtype.itemsize
-    if not setup.cuda and not setup.machine.quantize and can_pack(torch.empty(0, dtype=setup.dtype)) and (
-            pages > 1 or setup.dtype == torch.bfloat16):
+    if (
+        not setup.cuda
+        and not setup.machine.quantize
+        and can_pack(torch.empty(0, dtype=setup.dtype))
+        and (pages > 1 or setup.dtype == torch.bfloat16)
+    ):
         # memory/packing: all but the products is in fp32, and the head lies packed beside the vocabulary
         kv *= 4 // setup.dtype.itemsize
         tables = 1 if config.tie_word_embeddings else 2
-        weights["vocabulary, weights"] = (4 * tables + setup.dtype.itemsize) * model.head_weight.numel()
+        weights["vocabulary, weights"] = (
+            4 * tables + setup.dtype.itemsize
+        ) * model.head_weight.numel()
         setup = setup._replace(dtype=torch.float32)
     together = max(tokens, TOGETHER) if setup.cuda else tokens
     _, reading = _block_bytes(setup, Load(1, together, 0, branched=False), False)
     if setup.cuda and config.num_attention_heads != config.num_key_value_heads:
         # `attend` repeats keys and values for each head, because a prompt that goes on is read with a mask
-        reading += 2 * pages * tokens * config.num_attention_heads * config.head_dim * setup.dtype.itemsize
+        reading += (
+            2 * pages * tokens * config.num_attention_heads * config.head_dim * setup.dtype.itemsize
+        )
     _, step = _block_bytes(setup, Load(pages, 1, 0, branched=False), False)
     V = config.vocab_size
-    phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
-              # as they are, and as fp32 and fp64 probabilities; of guesses as well
-              "logits": 30 * (pages * V if setup.cuda else min(max(pages, WIDTH) * V, max(V, DRAWN)))}
+    phases = {
+        "one block, reading": reading,
+        "keys and values, growing": kv / 2,
+        # as they are, and as fp32 and fp64 probabilities; of guesses as well
+        "logits": 30 * (pages * V if setup.cuda else min(max(pages, WIDTH) * V, max(V, DRAWN))),
+    }
     # the room for keys and values grows by half, keys first, the old values beside it
-    held = {**weights, "keys and values": 1.5 * kv, **({"a recorded step": step} if setup.cuda else {})}
+    held = {
+        **weights,
+        "keys and values": 1.5 * kv,
+        **({"a recorded step": step} if setup.cuda else {}),
+    }
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
 
@@ -189,7 +243,9 @@ def meta_model(setup: Setup) -> Transformer:
         model = Transformer(setup.config).to(setup.dtype)
     if setup.machine.quantize:
         nf4.tables(torch.device("meta"))  # made once a process: no block keeps them
-        quantise_layout(model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None)
+        quantise_layout(
+            model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None
+        )
     lora.attach(model, setup.adapter, torch.Generator())
     return model
 
@@ -198,8 +254,13 @@ def weights_of(model: Transformer) -> dict[str, float]:
     """Bytes of a model's weights, by kind."""
     weights = {"blocks, weights": 0, "vocabulary, weights": 0, "adapter, weights": 0}
     for name, tensor in model.state_dict().items():
-        part = ("adapter" if ".lora_" in name else
-                "vocabulary" if "embed" in name or "head" in name else "blocks")
+        part = (
+            "adapter"
+            if ".lora_" in name
+            else "vocabulary"
+            if "embed" in name or "head" in name
+            else "blocks"
+        )
         weights[f"{part}, weights"] += tensor.nbytes
     return weights
 
@@ -208,7 +269,11 @@ def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     """Bytes that are not in tensors, when `transient` bytes of tensors come and go."""
     if setup.cuda:
         # forward and backward have a thread each; or reading and recording a step a stream each
-        return {"fragments": FRAGMENTS * transient, "cuBLAS": 2 * CUBLAS, "CUDA context": CUDA_CONTEXT}
+        return {
+            "fragments": FRAGMENTS * transient,
+            "cuBLAS": 2 * CUBLAS,
+            "CUDA context": CUDA_CONTEXT,
+        }
     return {"this program": memory_now()}
 
 
@@ -216,17 +281,29 @@ def _overhead(setup: Setup, transient: float) -> dict[str, float]:
 def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     """The bytes that one block keeps for its backward pass, and the most that it has at any time."""
     meta = {"device": "meta", "dtype": setup.dtype}
-    x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
+    x = torch.empty(
+        load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True
+    )  # (B,T,C)
     if setup.cuda:
-        mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
+        mask = (
+            torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
+        )
     else:  # as `prepared` does in training; a block of a tree sees no more keys than this
-        in_blocks = load.branched or training and setup.dtype == torch.bfloat16
+        in_blocks = load.branched or (training and setup.dtype == torch.bfloat16)
         mask = query_blocks(None, x) if in_blocks else None
-    angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
-                           setup.config.head_dim, setup.config.rope_theta, setup.dtype)
-    block = meta_model(setup).model.layers[0].train(training and not load.branched)  # SFT alone drops out
+    angles = rotary_angles(
+        torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
+        setup.config.head_dim,
+        setup.config.rope_theta,
+        setup.dtype,
+    )
+    block = (
+        meta_model(setup).model.layers[0].train(training and not load.branched)
+    )  # SFT alone drops out
     for p in lora.parameters(block):
-        p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
+        p.grad = torch.empty_like(
+            p
+        )  # the micro-batch before made them: `step_plan` counts them elsewhere
     with torch.set_grad_enabled(training), FusedAttention(setup.cuda), ByteCounter() as counter:
         y = block(x, *angles, mask, None, 0)
         for_backward = counter.now
@@ -245,7 +322,11 @@ def _head_peak(setup: Setup, load: Load) -> int:
         predict = torch.empty(load.written, device="meta", dtype=torch.long)
         hidden = model.model.norm(x).flatten(0, 1)[predict]
         head = model.head_weight
-        rows = None if isinstance(head, torch.Tensor) or not setup.cuda else max(1, GPU_TILE // head.shape[1])
+        rows = (
+            None
+            if isinstance(head, torch.Tensor) or not setup.cuda
+            else max(1, GPU_TILE // head.shape[1])
+        )
         read = token_logps(hidden, head, predict, rows=rows).sum() if load.heads != "scalar" else 0
         if load.heads != "vocabulary":
             read = read + ScalarHead(model)(hidden).sum()
@@ -262,7 +343,9 @@ class ByteCounter(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._meet((args, kwargs), are_new=False)  # made outside, or known already: a view costs nothing
+        self._meet(
+            (args, kwargs), are_new=False
+        )  # made outside, or known already: a view costs nothing
         result = func(*args, **(kwargs or {}))
         self._meet(result, are_new=True)
         self.peak = max(self.peak, self.now)
@@ -270,7 +353,9 @@ class ByteCounter(TorchDispatchMode):
 
     def _meet(self, values, are_new: bool) -> None:
         for tensor in filter(torch.is_tensor, tree_leaves(values)):
-            storage = tensor.untyped_storage()  # views share it, and it is freed with the last of them
+            storage = (
+                tensor.untyped_storage()
+            )  # views share it, and it is freed with the last of them
             if storage._cdata not in self.known:
                 self.known.add(storage._cdata)
                 size = storage.nbytes() if are_new else 0
@@ -294,13 +379,23 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if self.cuda and q.shape[1] != k.shape[1] and (mask is not None or q.itemsize > 2):  # as `attend`
+        if (
+            self.cuda and q.shape[1] != k.shape[1] and (mask is not None or q.itemsize > 2)
+        ):  # as `attend`
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[
+            0
+        ]
 
 
-def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(), optimizer: str = "adamw",
-             *, here: bool = True) -> Setup:
+def setup_of(
+    source: str,
+    machine: Machine,
+    adapter: LoRAConfig = LoRAConfig(),
+    optimizer: str = "adamw",
+    *,
+    here: bool = True,
+) -> Setup:
     """The setup of a run on this machine or, unless `here`, on any. Reads the model's shape, from its folder,
     as published, or from the hub, and no weights."""
     if here:
@@ -309,7 +404,9 @@ def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(), 
     published = None if Path(source).is_dir() else PUBLISHED.get(source)
     path = Path(source) if published else checkpoint.locate(source, ["config.json"])
     config = published or checkpoint.read_config(path)[0]
-    formats = tuple(tensor_formats(path).items()) if machine.quantize == "keep" or is_gguf(path) else None
+    formats = (
+        tuple(tensor_formats(path).items()) if machine.quantize == "keep" or is_gguf(path) else None
+    )
     return Setup(config, adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
@@ -322,6 +419,8 @@ def acting_setup(setup: Setup) -> Setup:
     if not setup.cuda and setup.dtype == torch.float32:
         return setup.on(cache=None, quantize=None)
     if machine.act_dtype is not None and machine.quantize is not None:
-        raise ValueError(f"a base that stays in {machine.quantize} acts in machine.dtype: drop "
-                         f"--machine.act-dtype {machine.act_dtype}")
+        raise ValueError(
+            f"a base that stays in {machine.quantize} acts in machine.dtype: drop "
+            f"--machine.act-dtype {machine.act_dtype}"
+        )
     return setup

@@ -32,7 +32,9 @@ VERSION = "1"  # of the cache: the layout of its files, and how weights become c
 INDEX = "index.json"
 
 
-def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, str] | None = None) -> None:
+def quantise_layout(
+    model: nn.Module, dtype: torch.dtype, formats: Mapping[str, str] | None = None
+) -> None:
     """Replace linear maps of blocks, embedding and head by quantised modules without values. `formats`: those
     of a GGUF file by tensor, to hold its own blocks; what is stored plain there stays plain."""
     for name, module in list(model.named_modules()):
@@ -46,28 +48,40 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, 
                 matrix = GGMLMatrix(module.weight.shape, dtype, format_name)
             else:
                 matrix = (Int8Matrix if is_table else NF4Matrix)(module.weight.shape, dtype)
-            model.set_submodule(name, FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias))
+            model.set_submodule(
+                name, FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias)
+            )
 
 
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))]
+    names = [
+        name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))
+    ]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
         with torch.device("meta"):  # takes no memory and no random numbers
-            plain = (nn.Embedding(rows, columns) if name.endswith("embed_tokens") else
-                     nn.Linear(columns, rows, bias=False))
+            plain = (
+                nn.Embedding(rows, columns)
+                if name.endswith("embed_tokens")
+                else nn.Linear(columns, rows, bias=False)
+            )
         plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
         if isinstance(module, FrozenLinear):
             plain.bias = module.bias
         model.set_submodule(name, plain)
 
 
-def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu",
-                   cache: str | Path | None = None, formats: Mapping[str, str] | None = None) -> Transformer:
+def load_quantised(
+    source: str | Path,
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    cache: str | Path | None = None,
+    formats: Mapping[str, str] | None = None,
+) -> Transformer:
     """The model of a folder, GGUF file or hub id, frozen on `device`: blocks in NF4 and vocabulary in 8 bits,
     or with `formats`, a GGUF file's `tensor_formats`, the blocks that it has.
 
@@ -82,8 +96,12 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
-    for part, names in tqdm(parts.items(), "reading quantised weights" if cached or formats else "quantising",
-                            unit="part", disable=None):
+    for part, names in tqdm(
+        parts.items(),
+        "reading quantised weights" if cached or formats else "quantising",
+        unit="part",
+        disable=None,
+    ):
         if cached:
             tensors = store.read(part, shapes)
         else:
@@ -104,8 +122,10 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
 def tensor_formats(path: Path) -> dict[str, str]:
     """A GGUF file's formats by tensor, such as Q4_K. ValueError for another file or a format not read."""
     if not is_gguf(path):
-        raise ValueError(f"{path}: quantize keep holds the blocks of a GGUF file, and this is none: use "
-                         "--machine.quantize nf4")
+        raise ValueError(
+            f"{path}: quantize keep holds the blocks of a GGUF file, and this is none: use "
+            "--machine.quantize nf4"
+        )
     locate_tensors(path)  # refuses what is not read
     with checkpoint.open_weights(path) as file:
         return {name: file.get_slice(name).get_dtype() for name in file.keys()}
@@ -121,7 +141,9 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     """A tensor of the checkpoint as the model holds it: its codes and scales, or itself."""
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
-    with checkpoint.open_weights(path) as file:  # for each tensor: closing frees the pages that were read
+    with checkpoint.open_weights(
+        path
+    ) as file:  # for each tensor: closing frees the pages that were read
         if isinstance(matrix, GGMLMatrix):
             blocks = file.get_blocks(name)
             if not ggml.is_finite(matrix.format, blocks):
@@ -129,7 +151,9 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
             return {f"{name}.codes": blocks.to(device)}
         tensor = file.get_tensor(name)
         if isinstance(matrix, Matrix):
-            encoded = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
+            encoded = {
+                f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()
+            }
         else:
             encoded = {name: tensor.to(device, copy=True)}
     # nan or inf in a matrix shows in its scales
@@ -143,23 +167,32 @@ class Cache:
 
     def __init__(self, folder: Path, checkpoint: Path, files: set[Path]):
         if folder.resolve() == checkpoint.resolve():
-            raise ValueError(f"{folder}: holds the checkpoint itself: give the cache a folder of its own")
+            raise ValueError(
+                f"{folder}: holds the checkpoint itself: give the cache a folder of its own"
+            )
         self.folder = folder
         self.key = {"version": VERSION, "checkpoint": _checkpoint_digest(checkpoint, files)}
         self.complete = (folder / INDEX).is_file()
         with self.way_out():
             index = read_json(folder / INDEX) if self.complete else self.key
         if not self.key.items() <= index.items():
-            raise ValueError(f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
-                             "of another version of minidpo: give another cache, or delete the folder")
+            raise ValueError(
+                f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
+                "of another version of minidpo: give another cache, or delete the folder"
+            )
 
     def read(self, part: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
         """A part's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
         path = self.folder / f"{part}.safetensors"
         with self.way_out(), open_weights(path) as file:
-            tensors, said = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            tensors, said = (
+                {name: file.get_tensor(name) for name in file.keys()},
+                file.metadata() or {},
+            )
             stored = {name: tensor.shape for name, tensor in tensors.items()}
-            expected = {name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
+            expected = {
+                name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")
+            }
             # two runs that fill one folder may leave a part of another checkpoint than the index names
             if stored != expected or said.get("checkpoint") != self.key["checkpoint"]:
                 raise ValueError(f"{path}: does not hold this part of the model")
@@ -169,8 +202,11 @@ class Cache:
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
         on_host = {name: tensor.cpu() for name, tensor in tensors.items()}  # once, for both
-        write_weights(self.folder / f"{part}.safetensors", on_host,
-                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)})
+        write_weights(
+            self.folder / f"{part}.safetensors",
+            on_host,
+            {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)},
+        )
 
     @contextmanager
     def way_out(self) -> Iterator[None]:
@@ -178,7 +214,9 @@ class Cache:
         try:
             yield
         except ValueError as error:
-            raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None
+            raise ValueError(
+                f"{error}; delete the folder {self.folder}, and it will be made anew"
+            ) from None
 
 
 def crc32(tensors: Mapping[str, Tensor]) -> str:
@@ -191,7 +229,9 @@ def crc32(tensors: Mapping[str, Tensor]) -> str:
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:
     """SHA-256 that tells checkpoints apart: over the config, and each file's name, size, date and samples."""
-    settings = {} if is_gguf(folder) else read_json(folder / "config.json")  # a GGUF file says all itself
+    settings = (
+        {} if is_gguf(folder) else read_json(folder / "config.json")
+    )  # a GGUF file says all itself
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in sorted(files):
         status = path.stat()

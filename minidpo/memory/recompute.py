@@ -16,8 +16,15 @@ from minidpo.model.decoder import Transformer
 from minidpo.model.kvcache import KVCache
 
 
-def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask,
-              cache: KVCache | None, layer: int) -> Tensor:
+def recompute(
+    block: nn.Module,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Mask,
+    cache: KVCache | None,
+    layer: int,
+) -> Tensor:
     """block(x, ...), of which only x (B,T,C) is kept for backward."""
     # a path's cache (`memory/depth_first`) does not keep what is written the second time
     assert not isinstance(cache, KVCache), "a block that writes a key/value cache cannot run twice"
@@ -33,7 +40,9 @@ def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
         if saved.data_ptr() != address:
             return saved  # angles and mask, which all blocks share
         # a copy to or from pinned memory is queued on the GPU and does not block the host
-        return empty_like(saved, device="cpu", pin_memory=saved.is_cuda).copy_(saved, non_blocking=True)
+        return empty_like(saved, device="cpu", pin_memory=saved.is_cuda).copy_(
+            saved, non_blocking=True
+        )
 
     with saved_tensors_hooks(to_host, lambda saved: saved.to(device, non_blocking=True)):
         return recompute(block, x, *arguments)

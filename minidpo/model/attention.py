@@ -46,8 +46,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     if H != K and q.is_cuda and (mask is not None or q.itemsize > 2):
         # CUDA's kernel for masks and for fp32 has no grouped heads; SDPA would keep all T x S weights
         k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
-                                          enable_gqa=k.shape[1] != H)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=k.shape[1] != H
+    )
 
 
 def prepared(mask: Tensor | None, like: Tensor, in_blocks: bool) -> Mask:
@@ -78,16 +79,22 @@ def query_blocks(mask: Tensor | None, like: Tensor) -> list[QueryBlock]:
             queries = slice(first, min(first + SIZE, T))
             if mask is None:
                 texts, keys, shared = slice(0, B), slice(0, queries.stop), first
-                sees = torch.ones(2 * [queries.stop - first], dtype=torch.bool, device=like.device).tril()
+                sees = torch.ones(
+                    2 * [queries.stop - first], dtype=torch.bool, device=like.device
+                ).tril()
             else:
                 texts, sees = slice(text, text + 1), mask[text, queries]
                 assert sees.any(1).all(), "a query that sees no key has no softmax"
                 keys = sees.any(0).nonzero()[:, 0]
                 shared = int(sees[:, keys].all(0).cumprod(0).sum())
                 sees = sees[:, keys[shared:]]
-                keys = slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys  # a slice is not copied
+                keys = (
+                    slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys
+                )  # a slice is not copied
             added = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
-            parts.append(QueryBlock((texts, slice(None), queries), (texts, slice(None), keys), shared, added))
+            parts.append(
+                QueryBlock((texts, slice(None), queries), (texts, slice(None), keys), shared, added)
+            )
     return parts
 
 
@@ -101,7 +108,9 @@ class _InBlocks(torch.autograd.Function):
         y = torch.empty_like(q)
         for part in parts:
             queries = q[part.at_queries]
-            y[part.at_queries] = (_weights(queries, k[part.at_keys], part) @ v[part.at_keys]).view_as(queries)
+            y[part.at_queries] = (
+                _weights(queries, k[part.at_keys], part) @ v[part.at_keys]
+            ).view_as(queries)
         return y
 
     @staticmethod
@@ -109,10 +118,20 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """P: the weights. dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q."""
         q, k, v = ctx.saved_tensors
-        real = torch.promote_types(k.dtype, torch.float32)  # a key adds up what all the blocks send it
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=real), torch.zeros_like(v, dtype=real)
+        real = torch.promote_types(
+            k.dtype, torch.float32
+        )  # a key adds up what all the blocks send it
+        dq, dk, dv = (
+            torch.empty_like(q),
+            torch.zeros_like(k, dtype=real),
+            torch.zeros_like(v, dtype=real),
+        )
         for part in ctx.parts:
-            queries, keys, do = q[part.at_queries], k[part.at_keys], grad[part.at_queries].flatten(2, 3)
+            queries, keys, do = (
+                q[part.at_queries],
+                k[part.at_keys],
+                grad[part.at_queries].flatten(2, 3),
+            )
             weights = _weights(queries, keys, part)
             dv[part.at_keys] += weights.mT @ do
             ds = torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)
@@ -124,7 +143,7 @@ class _InBlocks(torch.autograd.Function):
 def _weights(q: Tensor, keys: Tensor, part: QueryBlock) -> Tensor:
     """How much each query (B,K,n,G,D) of a block takes of each key (B,K,m,D), (B,K,n·G,m)."""
     scores = q.flatten(2, 3) @ keys.mT
-    scores.view(*q.shape[:4], -1)[..., part.shared:] += part.added[:, None]
+    scores.view(*q.shape[:4], -1)[..., part.shared :] += part.added[:, None]
     return scores.softmax(-1)
 
 

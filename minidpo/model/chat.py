@@ -52,7 +52,9 @@ class ChatFormat(NamedTuple):
 
 
 CHATML = ChatFormat((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
-LLAMA3 = ChatFormat(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>")
+LLAMA3 = ChatFormat(
+    ("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>"
+)
 
 
 class Chat:
@@ -65,13 +67,18 @@ class Chat:
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
         # some that talk ChatML keep Llama 3's tokens: then the template says it
-        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in (template or "")
+        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in (
+            template or ""
+        )
         self.format = LLAMA3 if llama3 else CHATML
         self.begin = [self._special(name) for name in self.format.begin]
         self.start, self.end = self._special(self.format.open), self._special(self.format.end)
         self.close = [] if self.format.close is None else [self._special(self.format.close)]
         self.tail = self.encode(self.format.tail)
-        self.system, self.preamble = SYSTEM_DEFAULT if template is None else default_system(template), ""
+        self.system, self.preamble = (
+            SYSTEM_DEFAULT if template is None else default_system(template),
+            "",
+        )
         if self.format is LLAMA3 and "Cutting Knowledge Date" in (template or ""):
             self.system, self.preamble = "", LLAMA31_PREAMBLE  # there is always a system message
 
@@ -80,10 +87,15 @@ class Chat:
         """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
         folder = Path(folder)
         if gguf_file.is_gguf(folder):
-            return cls(gguf_file.tokenizer_of(folder), gguf_file.value(folder, "tokenizer.chat_template", ""))
+            return cls(
+                gguf_file.tokenizer_of(folder),
+                gguf_file.value(folder, "tokenizer.chat_template", ""),
+            )
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{folder}: no tokenizer.json here; it must lie beside the model's weights")
+            raise ValueError(
+                f"{folder}: no tokenizer.json here; it must lie beside the model's weights"
+            )
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing more precise
@@ -93,8 +105,10 @@ class Chat:
     def _special(self, name: str) -> int:
         token = self.tokenizer.token_to_id(name)
         if token is None:
-            raise ValueError(f"the tokenizer has no token {name}: this is no chat tokenizer of Qwen, SmolLM2 "
-                             "or Llama 3")
+            raise ValueError(
+                f"the tokenizer has no token {name}: this is no chat tokenizer of Qwen, SmolLM2 "
+                "or Llama 3"
+            )
         # some tokenizers do not mark it as special, and a page that prints it could end its turn
         self.tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
         return token
@@ -106,7 +120,9 @@ class Chat:
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """The text of an answer's ids, without the `<|im_end|>` that closes it."""
         ids = list(ids)
-        return self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False)
+        return self.tokenizer.decode(
+            ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False
+        )
 
     def header(self, role: str) -> list[int]:
         """What stands before a message. The assistant's header is the generation prompt."""
@@ -116,7 +132,11 @@ class Chat:
 
     def answer(self, message: Message) -> list[int]:
         """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
-        if message.ids and max(message.ids) < self.vocab_size and self.decode(message.ids) == message.content:
+        if (
+            message.ids
+            and max(message.ids) < self.vocab_size
+            and self.decode(message.ids) == message.content
+        ):
             return list(message.ids)
         return [*self.encode(message.content), self.end]
 

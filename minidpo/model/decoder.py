@@ -33,8 +33,11 @@ class Family(NamedTuple):
     qk_norm: bool = False
 
 
-FAMILIES = {"qwen2": Family("Qwen2ForCausalLM", qkv_bias=True), "llama": Family("LlamaForCausalLM"),
-            "qwen3": Family("Qwen3ForCausalLM", qk_norm=True)}
+FAMILIES = {
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
+    "llama": Family("LlamaForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
+}
 
 
 class RopeScaling(NamedTuple):
@@ -66,12 +69,16 @@ class ModelConfig:
 
     def __post_init__(self):
         C, H, K = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
-        if not self.head_dim and C % H or H % K:
-            raise ValueError(f"hidden_size {C} is not a multiple of num_attention_heads {H}, or {H} not of "
-                             f"num_key_value_heads {K}")
+        if (not self.head_dim and C % H) or H % K:
+            raise ValueError(
+                f"hidden_size {C} is not a multiple of num_attention_heads {H}, or {H} not of "
+                f"num_key_value_heads {K}"
+            )
         object.__setattr__(self, "head_dim", self.head_dim or C // H)
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd: a head's numbers are rotated in pairs")
+            raise ValueError(
+                f"head_dim {self.head_dim} is odd: a head's numbers are rotated in pairs"
+            )
 
     @property
     def family(self) -> Family:
@@ -88,12 +95,16 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        )
 
 
 def stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3's rotary frequencies, (D/2,): slow ones divided by `factor`, fast ones kept, a ramp between."""
-    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # in one of the first texts
+    turns = (
+        scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+    )  # in one of the first texts
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     fast = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * ((1 - fast) / scaling.factor + fast)
@@ -104,8 +115,13 @@ def rotary_frequencies(head_dim: int, theta: float, dtype: torch.dtype, device=N
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=dtype, device=device) / head_dim)
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype,
-                  scaling: RopeScaling | None = None) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    positions: Tensor,
+    head_dim: int,
+    theta: float,
+    dtype: torch.dtype,
+    scaling: RopeScaling | None = None,
+) -> tuple[Tensor, Tensor]:
     """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34."""
     real = torch.float64 if dtype == torch.float64 else torch.float32  # bf16 cannot count past 256
     frequency = rotary_frequencies(head_dim, theta, real, positions.device)
@@ -137,8 +153,9 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
         self.k_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, cache: KVCache | None,
-                layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, cache: KVCache | None, layer: int
+    ) -> Tensor:
         B, T, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, self.H, self.D)).transpose(1, 2)  # (B,H,T,D)
         k = self.k_norm(self.k_proj(x).view(B, T, self.K, self.D)).transpose(1, 2)  # (B,K,T,D)
@@ -206,8 +223,13 @@ class Transformer(nn.Module):
         """(V,C): the head's own matrix, or the embedding table when they are tied; perhaps quantised."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None,
-                cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
         """Last hidden states (B,T,C) for token ids (B,T).
 
         positions (B,T): by default 0..T-1, or those behind the cache. mask (B,T,S) bool, True = query may
@@ -217,12 +239,16 @@ class Transformer(nn.Module):
         """
         T = ids.shape[1]
         if positions is None:
-            positions = cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
+            positions = (
+                cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
+            )
         if mask is None and cache is not None:
             mask = cache.mask(T)
         x = self.model.embed_tokens(ids)
         config = self.config
-        cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, x.dtype, config.rope_scaling)
+        cos, sin = rotary_angles(
+            positions, config.head_dim, config.rope_theta, x.dtype, config.rope_scaling
+        )
         # with a cache a few new tokens see all that was read: no block would be spared anything
         mask = prepared(mask, x, in_blocks=not isinstance(cache, KVCache))
         for layer, block in enumerate(self.model.layers):

@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
 def _half(blocks: Tensor, at: int) -> Tensor:
     """The fp16 number at this byte of each block, (n,1)."""
-    return blocks[:, at:at + 2].contiguous().view(torch.float16).float()
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(codes: Tensor) -> Tensor:
@@ -76,9 +76,13 @@ def q6_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return (shares * (codes.view(-1, 16, 16).float() - 32)).view(-1, 256).to(dtype)
 
 
-FORMATS = {"Q4_0": Format(32, 18, q4_0, (0,)), "Q4_1": Format(32, 20, q4_1, (0, 2)),
-           "Q8_0": Format(32, 34, q8_0, (0,)), "Q4_K": Format(256, 144, q4_k, (0, 2)),
-           "Q6_K": Format(256, 210, q6_k, (208,))}
+FORMATS = {
+    "Q4_0": Format(32, 18, q4_0, (0,)),
+    "Q4_1": Format(32, 20, q4_1, (0, 2)),
+    "Q8_0": Format(32, 34, q8_0, (0,)),
+    "Q4_K": Format(256, 144, q4_k, (0, 2)),
+    "Q6_K": Format(256, 210, q6_k, (208,)),
+}
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

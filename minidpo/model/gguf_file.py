@@ -20,17 +20,32 @@ from minidpo.model.decoder import FAMILIES, RopeScaling, rotary_frequencies, str
 if TYPE_CHECKING:  # imported where a file is read: most models are none
     from gguf import GGUFReader, ReaderTensor
 
-NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-         "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
-         "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 EMBEDDING = "token_embd.weight"
-ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
+ROPE_FACTORS = (
+    "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
+)
 
 # how a text is cut before pairs of bytes are merged, by the name that llama.cpp gives it
-_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITS = {"qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}", "smollm": None}
 
 
@@ -43,9 +58,12 @@ def is_gguf(path: Path) -> bool:
 def read(path: Path) -> "GGUFReader":
     """The file's metadata and tensors, mapped once a process. Raises ValueError if it is not whole."""
     from gguf import GGUFReader
+
     try:
         return GGUFReader(path)
-    except Exception as error:  # the package checks little: a file cut short fails wherever numpy notices
+    except (
+        Exception
+    ) as error:  # the package checks little: a file cut short fails wherever numpy notices
         raise ValueError(f"{path}: not a whole GGUF file ({error}); download it again") from None
 
 
@@ -69,33 +87,49 @@ def config_of(path: Path) -> dict:
         return value(path, f"{architecture}.{key}", default)
 
     if architecture not in FAMILIES:
-        raise ValueError(f"{path}: general.architecture is {architecture!r}, which is not implemented: "
-                         f"{', '.join(FAMILIES)}")
+        raise ValueError(
+            f"{path}: general.architecture is {architecture!r}, which is not implemented: "
+            f"{', '.join(FAMILIES)}"
+        )
     if EMBEDDING not in tensors:
         raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
     heads, width = setting("attention.head_count"), setting("embedding_length")
-    stretch = setting("rope.scaling.factor", 0) or setting("rope.scale_linear", 1)  # without a type: linear
-    scaling = setting("rope.scaling.type", "none" if stretch == 1 else "linear").replace("none", "default")
-    config = {"model_type": architecture, "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
-              "hidden_size": width, "intermediate_size": setting("feed_forward_length"),
-              "num_hidden_layers": setting("block_count"), "num_attention_heads": heads,
-              "num_key_value_heads": setting("attention.head_count_kv", heads),
-              "head_dim": setting("attention.key_length", width // heads),
-              "rms_norm_eps": setting("attention.layer_norm_rms_epsilon"),
-              "rope_theta": setting("rope.freq_base", 10_000.0),  # the format's own default
-              "tie_word_embeddings": "output.weight" not in tensors,
-              "max_position_embeddings": setting("context_length"), "torch_dtype": "float32",
-              "rope_scaling": {"rope_type": scaling}}
+    stretch = setting("rope.scaling.factor", 0) or setting(
+        "rope.scale_linear", 1
+    )  # without a type: linear
+    scaling = setting("rope.scaling.type", "none" if stretch == 1 else "linear").replace(
+        "none", "default"
+    )
+    config = {
+        "model_type": architecture,
+        "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
+        "hidden_size": width,
+        "intermediate_size": setting("feed_forward_length"),
+        "num_hidden_layers": setting("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": setting("attention.head_count_kv", heads),
+        "head_dim": setting("attention.key_length", width // heads),
+        "rms_norm_eps": setting("attention.layer_norm_rms_epsilon"),
+        "rope_theta": setting("rope.freq_base", 10_000.0),  # the format's own default
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "max_position_embeddings": setting("context_length"),
+        "torch_dtype": "float32",
+        "rope_scaling": {"rope_type": scaling},
+    }
     if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
         llama3 = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
         expected = rope_divisors(2 * len(divisors), config["rope_theta"], llama3)
         if not torch.allclose(expected, divisors, rtol=1e-3):
-            raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented")
+            raise ValueError(
+                f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented"
+            )
         config["rope_scaling"] = {"rope_type": "llama3", **llama3._asdict()}
     if (turned := setting("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
-        raise ValueError(f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
-                         f"{config['head_dim']} numbers of a head are turned here")
+        raise ValueError(
+            f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
+            f"{config['head_dim']} numbers of a head are turned here"
+        )
     return config
 
 
@@ -105,7 +139,9 @@ class Piece(NamedTuple):
     stored: "ReaderTensor"
 
     def get_shape(self) -> list[int]:
-        return [int(size) for size in reversed(self.stored.shape)]  # the file counts from the innermost
+        return [
+            int(size) for size in reversed(self.stored.shape)
+        ]  # the file counts from the innermost
 
     def get_dtype(self) -> str:
         return self.stored.tensor_type.name
@@ -135,7 +171,9 @@ class GGUFWeights:
     def _hub_rows(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if heads and value(self.path, "general.architecture") == "llama":
-            count = value(self.path, "llama.attention.head_count")  # of keys as many, unless the file says
+            count = value(
+                self.path, "llama.attention.head_count"
+            )  # of keys as many, unless the file says
             return unpermute(rows, value(self.path, f"llama.attention.{heads}", count))
         return rows
 
@@ -180,7 +218,9 @@ def split_name(described: dict | None) -> str | None:
     if parts[0]["type"] == "Digits":
         return "smollm"
     pattern = parts[0].get("pattern", {}).get("Regex")
-    return next((name for name, known in SPLITS.items() if known is not None and known == pattern), None)
+    return next(
+        (name for name, known in SPLITS.items() if known is not None and known == pattern), None
+    )
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
@@ -188,23 +228,39 @@ def tokenizer_of(path: Path) -> Tokenizer:
     byte whose symbol the vocabulary lacks (SmolLM2 lacks 21) is left out of a text."""
     kind, split = value(path, "tokenizer.ggml.model"), value(path, "tokenizer.ggml.pre", "")
     if kind != "gpt2" or split not in SPLITS:
-        raise ValueError(f"{path}: tokenizer {kind!r} with pre-tokenizer {split!r} is not implemented: "
-                         f"gpt2 with {', '.join(SPLITS)}")
+        raise ValueError(
+            f"{path}: tokenizer {kind!r} with pre-tokenizer {split!r} is not implemented: "
+            f"gpt2 with {', '.join(SPLITS)}"
+        )
     tokens = value(path, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in value(path, "tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges,
-                                     ignore_merges=split == "llama-bpe"))
+    tokenizer = Tokenizer(
+        models.BPE(
+            {token: id for id, token in enumerate(tokens)},
+            merges,
+            ignore_merges=split == "llama-bpe",
+        )
+    )
     pattern = SPLITS[split]
-    first = (pre_tokenizers.Digits(individual_digits=True) if pattern is None else
-             pre_tokenizers.Split(Regex(pattern), "isolated"))
+    first = (
+        pre_tokenizers.Digits(individual_digits=True)
+        if pattern is None
+        else pre_tokenizers.Split(Regex(pattern), "isolated")
+    )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     if split == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     kinds = value(path, "tokenizer.ggml.token_type")
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)
-                                  for token, kind in zip(tokens, kinds) if kind == 3])  # 3: control
-    tokenizer.add_tokens([AddedToken(token, normalized=False)
-                          for token, kind in zip(tokens, kinds) if kind == 4])  # 4: the user's own
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True)
+            for token, kind in zip(tokens, kinds)
+            if kind == 3
+        ]
+    )  # 3: control
+    tokenizer.add_tokens(
+        [AddedToken(token, normalized=False) for token, kind in zip(tokens, kinds) if kind == 4]
+    )  # 4: the user's own
     return tokenizer

@@ -20,15 +20,17 @@ class Guesses:
 
     def __init__(self, others: bool):
         self.others = others
-        self.after: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # latest text, where it goes on
+        self.after: dict[
+            tuple[int, ...], tuple[tuple[int, ...], int]
+        ] = {}  # latest text, where it goes on
 
     def learn(self, prompt: Sequence[int], ids: Sequence[int]) -> None:
         """Remember what followed each CONTEXT tokens of an answer, in place of what an earlier one said."""
-        text = (*prompt[1 - CONTEXT:], *ids)
+        text = (*prompt[1 - CONTEXT :], *ids)
         if len(self.after) > REMEMBERED:
             self.after.clear()
         for end in range(CONTEXT, len(text) if self.others else 0):
-            self.after[text[end - CONTEXT:end]] = text, end
+            self.after[text[end - CONTEXT : end]] = text, end
 
     def next(self, prompt: Sequence[int], ids: Sequence[int], most: int) -> tuple[int, ...]:
         """At most so many tokens that may follow prompt and answer.
@@ -39,7 +41,7 @@ class Guesses:
         ((5, 6), (7, 8, 9))
         """
         text, end = self.after.get((*prompt[-CONTEXT:], *ids)[-CONTEXT:], ((), 0))
-        return text[end:end + most] or continuation((*prompt, *ids), most)
+        return text[end : end + most] or continuation((*prompt, *ids), most)
 
 
 def continuation(ids: Sequence[int], most: int) -> tuple[int, ...]:
@@ -50,4 +52,4 @@ def continuation(ids: Sequence[int], most: int) -> tuple[int, ...]:
     """
     text = "".join(map(chr, ids))  # Python searches strings fast
     found = text.rfind(text[-2:], 0, -1)
-    return tuple(ids[found + 2:found + 2 + most]) if found >= 0 else ()
+    return tuple(ids[found + 2 : found + 2 + most]) if found >= 0 else ()

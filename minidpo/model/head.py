@@ -11,11 +11,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
-TILE, GPU_TILE = 2**22, 2**24  # weights of a quantised head that exist at once: 8 and 32 MiB in bf16
+TILE, GPU_TILE = (
+    2**22,
+    2**24,
+)  # weights of a quantised head that exist at once: 8 and 32 MiB in bf16
 
 
-def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = None,
-                rows: int | None = None) -> Tensor:
+def token_logps(
+    hidden: Tensor, weight, targets: Tensor, chunk: int | None = None, rows: int | None = None
+) -> Tensor:
     """log softmax(hidden @ weightᵀ)[target] of each token, in nats.
 
     hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
@@ -70,7 +74,9 @@ class _TokenLogps(torch.autograd.Function):
             inside, column = _within(targets, first, len(tile))
             for t in _slices(len(targets), chunk):
                 logits = (hidden[t] @ tile.t()).to(total.dtype)
-                softmax = logits.sub_(largest[t, None]).exp_()  # (t,rows), not yet divided by its sum
+                softmax = logits.sub_(
+                    largest[t, None]
+                ).exp_()  # (t,rows), not yet divided by its sum
                 grad = grad_logps[t, None]
                 grad_logits = softmax.mul_(-grad / total[t, None])
                 grad_logits.scatter_add_(1, column[t], torch.where(inside[t, None], grad, 0.0))
@@ -78,7 +84,9 @@ class _TokenLogps(torch.autograd.Function):
                 if wants_hidden:
                     grad_hidden[t] += grad_logits @ tile  # (t,C)
                 if wants_weight:
-                    grad_weight[first:first + len(tile)] += grad_logits.t() @ hidden[t]  # (rows,C)
+                    grad_weight[first : first + len(tile)] += (
+                        grad_logits.t() @ hidden[t]
+                    )  # (rows,C)
         return grad_hidden, grad_weight, None, None, None
 
 
@@ -103,7 +111,7 @@ def tiles(weight, rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
     """
     rows = rows or tile_rows(weight)
     for first in range(0, len(weight), rows):
-        yield first, weight[first:first + rows]
+        yield first, weight[first : first + rows]
 
 
 def tile_rows(weight) -> int:

@@ -29,7 +29,9 @@ class KVCache:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.columns = 0  # kept on the host: reading it must not wait for the device
         self.row_by_row = self.keys.device.type == "cpu"
-        self.places: Tensor | None = None  # (N,) each new token's row; None: one text a row. See `at`
+        self.places: Tensor | None = (
+            None  # (N,) each new token's row; None: one text a row. See `at`
+        )
 
     def show(self, columns: int, behind: int = 0) -> None:
         """Let each pass from now on see so many columns; memory grows if needed. Of each row its tokens are
@@ -48,11 +50,13 @@ class KVCache:
         if not self.row_by_row:
             return F.pad(memory, (0, 0, 0, room - memory.shape[3]))
         L, B, K, _, D = memory.shape
-        grown = torch.frombuffer(mmap(-1, L * B * K * room * D * memory.itemsize), dtype=memory.dtype)
+        grown = torch.frombuffer(
+            mmap(-1, L * B * K * room * D * memory.itemsize), dtype=memory.dtype
+        )
         grown = grown.view(L, B, K, room, D)
         for b, length in enumerate(self.lengths.tolist()):
-            held = memory[:, b, :, :length + behind]
-            grown[:, b, :, :held.shape[2]] = held
+            held = memory[:, b, :, : length + behind]
+            grown[:, b, :, : held.shape[2]] = held
         return grown
 
     def rows(self, first: int, end: int) -> "KVCache":
@@ -78,20 +82,25 @@ class KVCache:
         column, row = self.positions(T), row[:, None]
         self.keys[layer][row, :, column] = k.transpose(1, 2)  # an indexed write takes (B,T,K,D)
         self.values[layer][row, :, column] = v.transpose(1, 2)
-        keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
+        keys, values = (
+            self.keys[layer, :, :, : self.columns],
+            self.values[layer, :, :, : self.columns],
+        )
         if T > 1:
             return attend(q, keys, values, mask)
         grouped = q.view(B, keys.shape[1], -1, D)  # heads of one key: its queries
         if self.row_by_row:
             rows = range(B) if self.places is None else self.places.tolist()
-            return attend_rows(grouped, keys, values, rows, (self.lengths + 1).tolist()).view(B, H, 1, D)
+            return attend_rows(grouped, keys, values, rows, (self.lengths + 1).tolist()).view(
+                B, H, 1, D
+            )
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         return out.reshape(B, H, 1, D)  # not a view: on a GPU some kernels return another layout
 
     def mask(self, T: int) -> Tensor | None:
         """`visible` for T new tokens a row; None where it is not needed."""
         # with all columns new, no row holds a token
-        return None if self.columns == T or T == 1 and self.row_by_row else self.visible(T)
+        return None if self.columns == T or (T == 1 and self.row_by_row) else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): those of its row up to itself."""
@@ -113,7 +122,7 @@ class KVCache:
         """Rows a and b change places, with the first `length` tokens of each."""
         for memory in (self.keys, self.values):
             exchange(memory[:, a, :, :length], memory[:, b, :, :length])
-        exchange(self.lengths[a:a + 1], self.lengths[b:b + 1])
+        exchange(self.lengths[a : a + 1], self.lengths[b : b + 1])
 
 
 def exchange(first: Tensor, second: Tensor) -> None:
@@ -123,8 +132,9 @@ def exchange(first: Tensor, second: Tensor) -> None:
     second.copy_(first_copy)
 
 
-def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
-                lengths: Sequence[int]) -> Tensor:
+def attend_rows(
+    q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
     """Attention of each new token by itself, token n over the first lengths[n] columns of rows[n]; (N,K,G,D).
 
     q (N,K,G,D) has the G queries that share keys; keys and values (B,K,S,D). The library chooses its kernel,
@@ -135,5 +145,9 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
     >>> torch.equal(attend_rows(q, *kv, [0, 1], [3, 9])[:1], attend_rows(q[:1], *kv[:, :1], [0], [3]))
     True
     """
-    return torch.cat([F.scaled_dot_product_attention(query, keys[row, None, :, :n], values[row, None, :, :n])
-                      for query, row, n in zip(q.split(1), rows, lengths)])
+    return torch.cat(
+        [
+            F.scaled_dot_product_attention(query, keys[row, None, :, :n], values[row, None, :, :n])
+            for query, row, n in zip(q.split(1), rows, lengths)
+        ]
+    )

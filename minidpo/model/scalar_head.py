@@ -17,8 +17,13 @@ class ScalarHead(nn.Linear):
 
     def __init__(self, model: Transformer):
         norm = model.model.norm.weight
-        super().__init__(len(norm), 1, bias=False, device=norm.device,
-                         dtype=torch.promote_types(norm.dtype, torch.float32))
+        super().__init__(
+            len(norm),
+            1,
+            bias=False,
+            device=norm.device,
+            dtype=torch.promote_types(norm.dtype, torch.float32),
+        )
         nn.init.zeros_(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -34,7 +39,9 @@ class ScalarHead(nn.Linear):
             return
         with open_weights(folder / FILE) as file:
             if list(file.keys()) != [kind] or file.get_tensor(kind).shape != self.weight.shape:
-                raise ValueError(f"{folder / FILE}: not a {kind} head for this model: give another adapter")
+                raise ValueError(
+                    f"{folder / FILE}: not a {kind} head for this model: give another adapter"
+                )
             self.weight.data.copy_(file.get_tensor(kind))
 
 

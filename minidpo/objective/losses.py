@@ -23,7 +23,9 @@ def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """
     check_parameters(beta=beta)
     # logsigmoid, not log(sigmoid): at β·h = -200 the sigmoid is 0 in float32 and its logarithm -inf
-    return -F.logsigmoid(beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected))
+    return -F.logsigmoid(
+        beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    )
 
 
 def log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected):
@@ -32,8 +34,12 @@ def log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected):
     >>> one = torch.ones(1); log_ratio_gap(-one, -3 * one, -2 * one, -2 * one)
     tensor([2.])
     """
-    check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
-                 ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    check_scores(
+        policy_chosen=policy_chosen,
+        policy_rejected=policy_rejected,
+        ref_chosen=ref_chosen,
+        ref_rejected=ref_rejected,
+    )
     return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)
 
 
@@ -68,7 +74,9 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     check_parameters(temperature=temperature)
     check_scores(reward=reward)
     # softmax is the exponential without overflow; its values have the mean 1/B
-    return torch.softmax((reward - group_means(reward, group)[group]) / temperature, dim=0) * len(reward)
+    return torch.softmax((reward - group_means(reward, group)[group]) / temperature, dim=0) * len(
+        reward
+    )
 
 
 def value_weights(value: Tensor) -> Tensor:
@@ -101,7 +109,9 @@ def group_means(values: Tensor, group: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta) -> dict[str, Tensor]:
+def preference_metrics(
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta
+) -> dict[str, Tensor]:
     """What is logged of each pair: (P,) each, without gradient; the caller takes the means.
 
     reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: chosen minus
@@ -115,10 +125,15 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
      'logp_chosen': -1.0, 'logp_rejected': -5.0, 'mean_drop': 1.0}
     """
     chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
-    return {"reward_chosen": beta * chosen, "reward_rejected": beta * rejected,
-            "margin": beta * (chosen - rejected), "accuracy": (chosen > rejected).to(chosen.dtype),
-            "logp_chosen": policy_chosen.detach(), "logp_rejected": policy_rejected.detach(),
-            "mean_drop": -(chosen + rejected) / 2}
+    return {
+        "reward_chosen": beta * chosen,
+        "reward_rejected": beta * rejected,
+        "margin": beta * (chosen - rejected),
+        "accuracy": (chosen > rejected).to(chosen.dtype),
+        "logp_chosen": policy_chosen.detach(),
+        "logp_rejected": policy_rejected.detach(),
+        "mean_drop": -(chosen + rejected) / 2,
+    }
 
 
 def check_scores(**scores: Tensor) -> None:
@@ -129,8 +144,12 @@ def check_scores(**scores: Tensor) -> None:
     shapes = {name: tuple(score.shape) for name, score in scores.items()}
     for name, score in scores.items():
         # (P,) minus (P,1) would broadcast to all P·P pairs without a word
-        assert score.ndim == 1 and len(set(shapes.values())) == 1, f"each must be (P,), got {shapes}"
+        assert score.ndim == 1 and len(set(shapes.values())) == 1, (
+            f"each must be (P,), got {shapes}"
+        )
         if not score.is_cuda and not score.isfinite().all():
             odd = score[~score.isfinite()][0].item()
-            raise ValueError(f"{name} must be finite, got {odd}; if a model made it, it overflowed (lower "
-                             "the learning rate) or scored a token that it cannot produce")
+            raise ValueError(
+                f"{name} must be finite, got {odd}; if a model made it, it overflowed (lower "
+                "the learning rate) or scored a token that it cannot produce"
+            )

@@ -30,8 +30,10 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     check_scores(reward=reward)
     count = torch.bincount(group).to(reward.dtype)
     above = reward - group_means(reward, group)[group]
-    low, high = (torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
-                 for kind in ("amin", "amax"))
+    low, high = (
+        torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
+        for kind in ("amin", "amax")
+    )
     spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
     if scale:
         above = above / spread  # now within [-1, 1]: squares of tiny rewards would be 0
@@ -54,8 +56,9 @@ def leave_one_out_advantages(reward: Tensor, group: Tensor) -> Tensor:
     return group_advantages(reward, group, scale=False) * (count / (count - 1).clamp(min=1))[group]
 
 
-def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Tensor, state: Tensor,
-                     weight: float) -> Tensor:
+def state_advantages(
+    episode_advantage: Tensor, episode: Tensor, step_return: Tensor, state: Tensor, weight: float
+) -> Tensor:
     """An advantage for each turn: its episode's, and `weight` times that among the turns in the same state.
 
     episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
@@ -92,7 +95,9 @@ def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
     return advantage
 
 
-def clipped_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+def clipped_loss(
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: float
+) -> Tensor:
     """PPO's loss per token: -min(ρA, clip(ρ, 1-low, 1+high)·A), ρ = exp(logp - old_logp).
 
     All (N,): log π of the policy, of the policy that played, and A of each token. Returns (N,). Where ρ left
@@ -159,7 +164,7 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -
     check_parameters(clip=clip)
     check_scores(value=value, old_value=old_value, returns=returns)
     near = old_value + (value - old_value).clamp(-clip, clip)
-    return torch.maximum((value - returns)**2, (near - returns)**2) / 2
+    return torch.maximum((value - returns) ** 2, (near - returns) ** 2) / 2
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float) -> float:

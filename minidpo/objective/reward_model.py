@@ -33,7 +33,7 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
     tensor([0.2500])
     """
     check_scores(reward=reward, value=value)
-    return (reward - value)**2
+    return (reward - value) ** 2
 
 
 def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
@@ -51,7 +51,9 @@ def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
     gap = chosen - rejected
     confidence, right = torch.sigmoid(gap.abs()), (gap > 0).to(gap.dtype) + (gap == 0) / 2
     place = ((2 * confidence - 1) * bins).long().clamp(max=bins - 1)
-    return gap.new_zeros(3, bins).index_add(1, place, torch.stack([confidence, right, torch.ones_like(gap)]))
+    return gap.new_zeros(3, bins).index_add(
+        1, place, torch.stack([confidence, right, torch.ones_like(gap)])
+    )
 
 
 def calibration_error(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:

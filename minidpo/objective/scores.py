@@ -51,7 +51,9 @@ def mean_weights(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
     return action_mask.double() / lengths(action_mask, segment, n)[segment]
 
 
-def dmpo_weights(action_mask: Tensor, segment: Tensor, n: int, turn: Tensor, gamma: float) -> Tensor:
+def dmpo_weights(
+    action_mask: Tensor, segment: Tensor, n: int, turn: Tensor, gamma: float
+) -> Tensor:
     """W = φ(t,N) on the agent's tokens of turn t of N, 0 elsewhere. DMPO is `dpo_loss` on these scores.
 
     turn (T,) int64 is the turn of each token, from 0; each trajectory has its own N. gamma is that of
@@ -88,8 +90,10 @@ def turn_weights(n_turns: int, gamma: float) -> Tensor:
     else:
         # 1 - γᵏ as -expm1(k log γ): near γ = 1 the plain difference loses half its digits
         log_gamma = math.log(gamma)
-        phi = [gamma**t * math.expm1((n_turns - t) * log_gamma) / math.expm1(n_turns * log_gamma)
-               for t in range(n_turns)]
+        phi = [
+            gamma**t * math.expm1((n_turns - t) * log_gamma) / math.expm1(n_turns * log_gamma)
+            for t in range(n_turns)
+        ]
     return torch.tensor(phi, dtype=torch.float64)
 
 
@@ -101,8 +105,10 @@ def lengths(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
     """
     counts = torch.bincount(segment[action_mask], minlength=n)  # (n,)
     if not counts.all():
-        raise ValueError(f"trajectory {counts.argmin()} of {n} has no token that the agent wrote and so no "
-                         "score: drop it, or truncate its prompt instead of its answers")
+        raise ValueError(
+            f"trajectory {counts.argmin()} of {n} has no token that the agent wrote and so no "
+            "score: drop it, or truncate its prompt instead of its answers"
+        )
     return counts
 
 
@@ -110,11 +116,17 @@ def check_parameters(**parameters: float) -> None:
     """Refuse a parameter outside its range. nan fails every comparison, so it is refused too."""
     for name, value in parameters.items():
         valid, wanted = (
-            (value >= 1, "at least 1") if name in ("n_turns", "n_tokens") else
-            (0 < value < math.inf, "finite and > 0") if name in ("beta", "temperature") else
-            (0 <= value <= 1, "within [0, 1]") if name in ("gamma", "lam") else
-            (0 <= value < 1, "within [0, 1)") if name == "low" else
-            (0 <= value < 0.5, "within [0, 0.5)") if name == "label_smoothing" else
-            (0 <= value < math.inf, "finite and >= 0"))
+            (value >= 1, "at least 1")
+            if name in ("n_turns", "n_tokens")
+            else (0 < value < math.inf, "finite and > 0")
+            if name in ("beta", "temperature")
+            else (0 <= value <= 1, "within [0, 1]")
+            if name in ("gamma", "lam")
+            else (0 <= value < 1, "within [0, 1)")
+            if name == "low"
+            else (0 <= value < 0.5, "within [0, 0.5)")
+            if name == "label_smoothing"
+            else (0 <= value < math.inf, "finite and >= 0")
+        )
         if not valid:
             raise ValueError(f"{name} must be {wanted}, got {value}")

@@ -42,7 +42,9 @@ def robust_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, 
     """
     check_parameters(beta=beta, label_smoothing=label_smoothing)
     logit = beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    return -F.logsigmoid(logit) - label_smoothing / (1 - 2 * label_smoothing) * logit  # the same identity
+    return (
+        -F.logsigmoid(logit) - label_smoothing / (1 - 2 * label_smoothing) * logit
+    )  # the same identity
 
 
 def ipo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
@@ -56,7 +58,9 @@ def ipo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     tensor([1.])
     """
     check_parameters(beta=beta)
-    return (log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)) ** 2
+    return (
+        log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)
+    ) ** 2
 
 
 def hinge_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
@@ -69,7 +73,9 @@ def hinge_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     tensor([0.8000, 0.0000])
     """
     check_parameters(beta=beta)
-    return F.relu(1 - beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected))
+    return F.relu(
+        1 - beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    )
 
 
 def simpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, target_margin):
@@ -99,7 +105,9 @@ def orpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, odds_wei
     """
     check_parameters(odds_weight=odds_weight)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected)
-    return -policy_chosen - odds_weight * F.logsigmoid(log_odds(policy_chosen) - log_odds(policy_rejected))
+    return -policy_chosen - odds_weight * F.logsigmoid(
+        log_odds(policy_chosen) - log_odds(policy_rejected)
+    )
 
 
 def log_odds(mean_logp: Tensor) -> Tensor:
@@ -110,11 +118,21 @@ def log_odds(mean_logp: Tensor) -> Tensor:
     """
     # a trajectory of which the model is certain has mean_logp 0 in float32: infinite odds, a gradient of nan
     mean_logp = mean_logp.clamp(max=-1e-12)
-    return mean_logp - torch.log(-torch.expm1(mean_logp))  # log1p(-exp(x)) would be -inf for x near 0
+    return mean_logp - torch.log(
+        -torch.expm1(mean_logp)
+    )  # log1p(-exp(x)) would be -inf for x near 0
 
 
-def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
-             desirable_weight, undesirable_weight, baseline):
+def kto_loss(
+    policy_chosen,
+    policy_rejected,
+    ref_chosen,
+    ref_rejected,
+    beta,
+    desirable_weight,
+    undesirable_weight,
+    baseline,
+):
     """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref.
 
     Each side is judged alone against the baseline z₀: the chosen as desirable, the rejected as undesirable.
@@ -124,15 +142,23 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
     >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, baseline=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])
     """
-    check_parameters(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
-    check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
-                 ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    check_parameters(
+        beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight
+    )
+    check_scores(
+        policy_chosen=policy_chosen,
+        policy_rejected=policy_rejected,
+        ref_chosen=ref_chosen,
+        ref_rejected=ref_rejected,
+    )
     if isinstance(baseline, Tensor):
         baseline = baseline.detach()
     else:
         check_parameters(baseline=baseline)
     desirable = desirable_weight * torch.sigmoid(beta * (baseline - (policy_chosen - ref_chosen)))
-    undesirable = undesirable_weight * torch.sigmoid(beta * ((policy_rejected - ref_rejected) - baseline))
+    undesirable = undesirable_weight * torch.sigmoid(
+        beta * ((policy_rejected - ref_rejected) - baseline)
+    )
     return (desirable + undesirable) / 2
 
 

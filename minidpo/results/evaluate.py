@@ -22,15 +22,32 @@ from minidpo.memory import lora
 from minidpo.memory.machine import device_of
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import make_report, training_shown
-from minidpo.results.success import (best_of, circumstances, comparisons, made_by, result_metrics, summary,
-                                     table)
+from minidpo.results.success import (
+    best_of,
+    circumstances,
+    comparisons,
+    made_by,
+    result_metrics,
+    summary,
+    table,
+)
 from minidpo.system import processes, run_folder
 from minidpo.system.files import as_json, write_text
 from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracking
 
 # Settings that must stay the same when an evaluation is continued; adapters and episodes may become more.
-FIXED = ("model", "tasks", "split", "temperature", "best_of", "judge", "seed", "max_new_tokens", "shots")
+FIXED = (
+    "model",
+    "tasks",
+    "split",
+    "temperature",
+    "best_of",
+    "judge",
+    "seed",
+    "max_new_tokens",
+    "shots",
+)
 
 
 def evaluate(config: EvaluateCommand) -> dict:
@@ -45,12 +62,20 @@ def evaluate(config: EvaluateCommand) -> dict:
         processes.require_own_gpu(device_of(config.machine))
     if config.export:
         if None in adapters.values():
-            raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
+            raise ValueError(
+                "the base has no adapter to merge: name adapters, --adapters NAME=FOLDER"
+            )
         if config.export == "gguf":
-            return {name: export_gguf(config.model, adapter, config.machine, config.out, name)
-                    for name, adapter in adapters.items()}
-        return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
-                for name, adapter in adapters.items()}
+            return {
+                name: export_gguf(config.model, adapter, config.machine, config.out, name)
+                for name, adapter in adapters.items()
+            }
+        return {
+            name: export_merged(
+                config.model, adapter, config.machine, config.out / f"{name}-merged"
+            )
+            for name, adapter in adapters.items()
+        }
     resolve(config.tasks)  # an unknown task is an error before the folder is touched
     with processes.on_rank_0(lock_folder, config) or nullcontext():
         return measure(config, adapters)
@@ -58,35 +83,57 @@ def evaluate(config: EvaluateCommand) -> dict:
 
 def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     """Play, compare, write result and report, and print the table."""
-    settings = {"split": config.split, "seed": config.seed, "temperature": config.temperature,
-                "best_of": config.best_of, **({"shots": config.shots} if config.shots else {}),
-                **({"judge": str(config.judge)} if config.judge else {})}
+    settings = {
+        "split": config.split,
+        "seed": config.seed,
+        "temperature": config.temperature,
+        "best_of": config.best_of,
+        **({"shots": config.shots} if config.shots else {}),
+        **({"judge": str(config.judge)} if config.judge else {}),
+    }
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     if config.judge:
         tries = {name: tried(config, name) for name in adapters}
-        rewards = iter(episode_rewards(config.model, config.machine, config.judge, sum(tries.values(), [])))
-        episodes = {name: best_of(played, [next(rewards) for _ in played]) for name, played in tries.items()}
-    result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
-              **settings, **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+        rewards = iter(
+            episode_rewards(config.model, config.machine, config.judge, sum(tries.values(), []))
+        )
+        episodes = {
+            name: best_of(played, [next(rewards) for _ in played]) for name, played in tries.items()
+        }
+    result = {
+        "agents": {name: summary(played) for name, played in episodes.items()},
+        **comparisons(episodes),
+        **settings,
+        **circumstances("torch", "playwright", "miniwob", "tokenizers"),
+    }
 
     def write_files() -> None:
         write_result(config.out / "result.json", result)
         run_folder.write_settings(config.out, asdict(config))
-        write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
+        write_text(
+            config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n"
+        )
         print(table(result))
         shown = training_shown(adapters, config.model, config.machine)
         shown["settings"] |= {"model": config.model, **settings}
         tasks = next(iter(result["agents"].values()))["tasks"]
-        agents = ", ".join(f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items())
-        shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {},
-                  "about": f"{config.model}: {agents}. {made_by(result)}"}
+        agents = ", ".join(
+            f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items()
+        )
+        shown |= {
+            "title": f"{len(tasks)} MiniWoB++ tasks",
+            "seconds": {},
+            "about": f"{config.model}: {agents}. {made_by(result)}",
+        }
         make_report(config.out / "report.html", result, episodes, shown)
         tracking.finish()
 
     processes.on_rank_0(write_files)
-    print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
-          f"episodes: {config.out}/NAME.jsonl")
+    print(
+        f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
+        f"episodes: {config.out}/NAME.jsonl"
+    )
     return result
 
 
@@ -97,8 +144,16 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     jobs, title = instances(config), f"{name} on {config.split}"
     if config.shots:  # before the weights are read
         jobs = with_shots(jobs, config.examples, config.shots)
-    policy = make_policy(CollectCommand(model=config.model, adapter=adapter, sampling=sampling,
-                                        seed=config.seed, watch=config.watch, machine=config.machine))
+    policy = make_policy(
+        CollectCommand(
+            model=config.model,
+            adapter=adapter,
+            sampling=sampling,
+            seed=config.seed,
+            watch=config.watch,
+            machine=config.machine,
+        )
+    )
     counts = play_to_file(policy, jobs, out, pages, title, watch=config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
@@ -118,7 +173,9 @@ def tried(config: EvaluateCommand, name: str) -> list[Episode]:
 
 def instances(config: EvaluateCommand) -> list[Job]:
     """The episodes that every agent plays."""
-    return make_jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
+    return make_jobs(
+        dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of
+    )
 
 
 def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
@@ -131,7 +188,9 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
         if Path(name).name != name:
             raise ValueError(f"--adapters {text}: {name} names files in --out: leave out the slash")
         if name.rpartition(".")[2] == "metrics":
-            raise ValueError(f"--adapters {text}: {name}.jsonl is a log; take another name than {name}")
+            raise ValueError(
+                f"--adapters {text}: {name}.jsonl is a log; take another name than {name}"
+            )
         if name in adapters:
             raise ValueError(f"--adapters has two agents named {name}: give each its own name")
         adapters[name] = Path(folder) if folder else None
@@ -148,12 +207,18 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
     if not {"adapters", "episodes"} <= old.keys():
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
-    before, now = ({name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
-                   for settings in (old, as_json(asdict(config))))
+    before, now = (
+        {name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
+        for settings in (old, as_json(asdict(config)))
+    )
     if changed := run_folder.changed_settings(before, now):
-        raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
-                         "give another --out, or delete the folder")
+        raise ValueError(
+            f"{config.out} holds an evaluation with other settings ({changed}): "
+            "give another --out, or delete the folder"
+        )
     if lost := parse_adapters(old["adapters"]).keys() - parse_adapters(config.adapters).keys():
-        raise ValueError(f"{config.out} holds the result of {', '.join(sorted(lost))}, which would be lost: "
-                         f"name these too ({' '.join(old['adapters']) or 'base='}), or give another --out")
+        raise ValueError(
+            f"{config.out} holds the result of {', '.join(sorted(lost))}, which would be lost: "
+            f"name these too ({' '.join(old['adapters']) or 'base='}), or give another --out"
+        )
     return lock

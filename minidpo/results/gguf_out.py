@@ -10,8 +10,16 @@ from pathlib import Path
 
 import numpy
 import torch
-from gguf import (MODEL_ARCH, GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TensorNameMap, TokenType,
-                  get_tensor_name_map)
+from gguf import (
+    MODEL_ARCH,
+    GGUFType,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    TensorNameMap,
+    TokenType,
+    get_tensor_name_map,
+)
 from torch import Tensor
 
 from minidpo.memory.lora import LoRALinear
@@ -22,11 +30,14 @@ from minidpo.system.files import replacing
 
 WEIGHTS = "minidpo.weights"  # a key of both files: the fingerprint of base and adapter in one
 # what the tokens of a conversation are: written for every base, not copied from a GGUF file
-CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")]
+CONVERSATION = [
+    f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")
+]
 
 
-def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, template: str,
-                weights: str) -> None:
+def write_model(
+    path: Path, model: Transformer, base: Path, *, chat: Chat, template: str, weights: str
+) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
     it has. template: "" for none. weights: the model's fingerprint. Raises ValueError for a tokenizer that
     llama.cpp cannot have, and for weights beyond F16."""
@@ -56,15 +67,20 @@ def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, templ
     if template:
         writer.add_chat_template(template)
     names = _stored_names(config)
-    tensors = {names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
-               for name, weight in model.state_dict().items()}
+    tensors = {
+        names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
+        for name, weight in model.state_dict().items()
+    }
     if config.rope_scaling is not None:
-        tensors[gguf_file.ROPE_FACTORS] = gguf_file.rope_divisors(config.head_dim, config.rope_theta,
-                                                                  config.rope_scaling)
+        tensors[gguf_file.ROPE_FACTORS] = gguf_file.rope_divisors(
+            config.head_dim, config.rope_theta, config.rope_scaling
+        )
     _write(path, writer, tensors, torch.float16)
 
 
-def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear], weights: str) -> None:
+def write_adapter(
+    path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear], weights: str
+) -> None:
     """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does. weights:
     the fingerprint of base and adapter in one."""
     writer = GGUFWriter(None, config.model_type)
@@ -76,7 +92,9 @@ def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALine
     for name, layer in layers.items():
         stored = names.get_name(name)
         tensors[f"{stored}.weight.lora_a"] = layer.lora_A  # (R,in)
-        tensors[f"{stored}.weight.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
+        tensors[f"{stored}.weight.lora_b"] = _stored_rows(
+            f"{name}.weight", layer.lora_B, config
+        )  # (out,R)
     _write(path, writer, tensors, torch.float32)
 
 
@@ -93,12 +111,19 @@ def _stored_names(config: ModelConfig) -> TensorNameMap:
     return get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
 
 
-def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix_dtype: torch.dtype) -> None:
+def _write(
+    path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix_dtype: torch.dtype
+) -> None:
     """Write metadata and tensors, one after another: of a large model, one is held twice."""
-    dtypes = {name: matrix_dtype if tensor.ndim == 2 else torch.float32 for name, tensor in tensors.items()}
+    dtypes = {
+        name: matrix_dtype if tensor.ndim == 2 else torch.float32
+        for name, tensor in tensors.items()
+    }
     for name, tensor in tensors.items():
         numpy_dtype = numpy.dtype(numpy.float16 if dtypes[name] == torch.float16 else numpy.float32)
-        writer.add_tensor_info(name, tensor.shape, numpy_dtype, tensor.numel() * numpy_dtype.itemsize)
+        writer.add_tensor_info(
+            name, tensor.shape, numpy_dtype, tensor.numel() * numpy_dtype.itemsize
+        )
     with replacing(path) as temporary:
         writer.write_header_to_file(temporary)
         writer.write_kv_data_to_file()
@@ -106,8 +131,10 @@ def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix
         for name, tensor in tensors.items():
             stored = tensor.detach().to("cpu", dtypes[name])
             if not stored.isfinite().all():
-                raise ValueError(f"{path}: tensor {name} has values that are not finite in "
-                                 f"{str(dtypes[name]).removeprefix('torch.')}: use --export merged")
+                raise ValueError(
+                    f"{path}: tensor {name} has values that are not finite in "
+                    f"{str(dtypes[name]).removeprefix('torch.')}: use --export merged"
+                )
             writer.write_tensor_data(stored.numpy())
         writer.close()
 
@@ -126,21 +153,42 @@ def _add_tokenizer(writer: GGUFWriter, base: Path, chat: Chat, vocab_size: int) 
         for key, field in gguf_file.read(base).fields.items():
             if key.startswith("tokenizer.ggml.") and key not in CONVERSATION:
                 kinds = field.types
-                writer.add_key_value(key, field.contents(), kinds[0],
-                                     kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None)
+                writer.add_key_value(
+                    key,
+                    field.contents(),
+                    kinds[0],
+                    kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None,
+                )
         return
     described = json.loads(chat.tokenizer.to_str())
     split = gguf_file.split_name(described["pre_tokenizer"])
     if described["model"]["type"] != "BPE" or split is None:
-        raise ValueError(f"{base / 'tokenizer.json'}: llama.cpp has no name for how this tokenizer splits "
-                         f"text: it can be that of {', '.join(gguf_file.SPLITS)}")
+        raise ValueError(
+            f"{base / 'tokenizer.json'}: llama.cpp has no name for how this tokenizer splits "
+            f"text: it can be that of {', '.join(gguf_file.SPLITS)}"
+        )
     special = {token["id"]: token["special"] for token in described["added_tokens"]}
-    known = [chat.tokenizer.id_to_token(n) for n in range(vocab_size)]  # a model may have spare rows
+    known = [
+        chat.tokenizer.id_to_token(n) for n in range(vocab_size)
+    ]  # a model may have spare rows
     merges = described["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
-    writer.add_token_list([f"[PAD{n}]" if token is None else token for n, token in enumerate(known)])
-    writer.add_token_types([TokenType.UNUSED if token is None else TokenType.NORMAL if n not in special else
-                            TokenType.CONTROL if special[n] else TokenType.USER_DEFINED
-                            for n, token in enumerate(known)])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_list(
+        [f"[PAD{n}]" if token is None else token for n, token in enumerate(known)]
+    )
+    writer.add_token_types(
+        [
+            TokenType.UNUSED
+            if token is None
+            else TokenType.NORMAL
+            if n not in special
+            else TokenType.CONTROL
+            if special[n]
+            else TokenType.USER_DEFINED
+            for n, token in enumerate(known)
+        ]
+    )
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )

@@ -32,14 +32,18 @@ from minidpo.system.result_file import read_result
 from minidpo.system.tensors import fingerprint
 
 # The template of `model/chat` as Qwen2's tokenizer_config.json has it, for a base that lacks that file.
-TEMPLATE = ("{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-            "{{ '<|im_start|>system\n" + SYSTEM_DEFAULT + "<|im_end|>\n' }}{% endif %}"
-            "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\n" + SYSTEM_DEFAULT + "<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
-UPLOADED = {"adapter": (*lora.FILES, scalar_head.FILE),
-            "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
+UPLOADED = {
+    "adapter": (*lora.FILES, scalar_head.FILE),
+    "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD),
+}
 
 
 class Merged(NamedTuple):
@@ -59,13 +63,17 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
     machine = to_compute(machine, adapter)
     setup = setup_of(source, replace(machine, quantize=None, cache=None))
     dtype = acting_setup(setup).dtype
-    require_weights(setup._replace(dtype=torch.promote_types(dtype, setup.dtype)),
-                    "a merged model is held in full,",
-                    "try --machine.device cpu with --machine.dtype bfloat16")
+    require_weights(
+        setup._replace(dtype=torch.promote_types(dtype, setup.dtype)),
+        "a merged model is held in full,",
+        "try --machine.device cpu with --machine.dtype bfloat16",
+    )
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
     if chat.template is None and chat.format is not CHATML:
-        raise ValueError(f"{base}: no chat template here: put its chat_template.jinja beside the weights")
+        raise ValueError(
+            f"{base}: no chat template here: put its chat_template.jinja beside the weights"
+        )
     template = TEMPLATE if chat.template is None else chat.template  # "" of a GGUF file without one
     lora.load(model, adapter)
     if machine.quantize:
@@ -79,31 +87,48 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     """Write base and adapter to FOLDER/NAME-merged.gguf, the adapter alone to NAME-lora.gguf beside it, if
     they are missing. Returns the merged weights' fingerprint, which both hold."""
     from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
+
     merged = open_merged(source, adapter, machine)
     weights = fingerprint(merged.model.state_dict())
     whole, alone = folder / f"{name}-merged.gguf", folder / f"{name}-lora.gguf"
     for path in (whole, alone):
         if path.exists() and gguf_out.weights_in(path) != weights:
-            raise ValueError(f"{path} exists and holds something else: delete it, or give another --out")
+            raise ValueError(
+                f"{path} exists and holds something else: delete it, or give another --out"
+            )
     if not whole.exists():
-        gguf_out.write_model(whole, merged.model, merged.base, chat=merged.chat, template=merged.template,
-                             weights=weights)
+        gguf_out.write_model(
+            whole,
+            merged.model,
+            merged.base,
+            chat=merged.chat,
+            template=merged.template,
+            weights=weights,
+        )
     if not alone.exists():
         gguf_out.write_adapter(alone, merged.model.config, merged.adapter, weights)
-    print(f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
-          f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
+    print(
+        f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
+        f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}"
+    )
     return weights
 
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
     """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
     base, model, chat, template, _ = open_merged(source, adapter, machine)
-    record = {"version": VERSION, "model": source, "adapter": str(adapter),
-              "weights": fingerprint(model.state_dict())}
+    record = {
+        "version": VERSION,
+        "model": source,
+        "adapter": str(adapter),
+        "weights": fingerprint(model.state_dict()),
+    }
     if folder.exists():
         old = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
         if (old.get("version"), old.get("weights")) != (VERSION, record["weights"]):
-            raise ValueError(f"{folder} exists and holds something else: delete it, or give another --out")
+            raise ValueError(
+                f"{folder} exists and holds something else: delete it, or give another --out"
+            )
         print(f"{folder}: already holds this model")
         return record["weights"]
     temporary = temporary_beside(folder)
@@ -117,8 +142,10 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     gigabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e9
-    print(f"{folder}: {adapter} added to {source}, {str(model.head_weight.dtype).removeprefix('torch.')}, "
-          f"{gigabytes:.2f} GB")
+    print(
+        f"{folder}: {adapter} added to {source}, {str(model.head_weight.dtype).removeprefix('torch.')}, "
+        f"{gigabytes:.2f} GB"
+    )
     return record["weights"]
 
 
@@ -127,16 +154,23 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     for name in BESIDE:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-    settings, generation = ({} if not (base / name).is_file() else read_json(base / name)
-                            for name in ("tokenizer_config.json", "generation_config.json"))
+    settings, generation = (
+        {} if not (base / name).is_file() else read_json(base / name)
+        for name in ("tokenizer_config.json", "generation_config.json")
+    )
     if not settings:
         end, pad = chat.format.end, "<|endoftext|>"
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end,
-                    "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad}  # Llama 3 has none
-        print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
-              "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": end,
+            "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad,
+        }  # Llama 3 has none
+        print(
+            "the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
+            "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says"
+        )
         if chat.format.begin:  # the template writes it
-            settings["bos_token"], = chat.format.begin
+            (settings["bos_token"],) = chat.format.begin
     if settings.get("chat_template") is None and not (base / "chat_template.jinja").is_file():
         settings["chat_template"] = template
     write_json(folder / "tokenizer_config.json", settings)
@@ -159,13 +193,20 @@ def push(config: PushCommand) -> dict:
     try:
         api.create_repo(config.to, private=config.private or None, exist_ok=True)
         # a loader would take what is left of an earlier upload for this one's
-        stale = {"model": r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
-                 "adapter": re.escape(scalar_head.FILE)}[kind]
-        operations += [hub.CommitOperationDelete(name) for name in api.list_repo_files(config.to)
-                       if name not in {path.name for path in files} and re.fullmatch(stale, name)]
+        stale = {
+            "model": r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
+            "adapter": re.escape(scalar_head.FILE),
+        }[kind]
+        operations += [
+            hub.CommitOperationDelete(name)
+            for name in api.list_repo_files(config.to)
+            if name not in {path.name for path in files} and re.fullmatch(stale, name)
+        ]
         commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
-        raise ValueError(f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})") from None
+        raise ValueError(
+            f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})"
+        ) from None
     print(f"{config.to}: {kind}, {len(files) + 1} files, {commit.commit_url}")
     return {"to": config.to, "kind": kind, "commit": commit.oid}
 
@@ -180,8 +221,10 @@ def to_upload(folder: Path) -> tuple[str, list[Path]]:
     elif (folder / RECORD).is_file():
         kind = "model"
     else:
-        raise ValueError(f"{folder}: holds neither an adapter ({lora.CONFIG}) nor a model written by "
-                         f"evaluate.py --export merged ({RECORD})")
+        raise ValueError(
+            f"{folder}: holds neither an adapter ({lora.CONFIG}) nor a model written by "
+            f"evaluate.py --export merged ({RECORD})"
+        )
     return kind, sorted({path for pattern in UPLOADED[kind] for path in folder.glob(pattern)})
 
 
@@ -197,18 +240,30 @@ def card(config: PushCommand, kind: str) -> str:
     base = {SMOLLM2: SMOLLM2_HUB}.get(base, base)
     on_hub = base != NANO and not Path(base).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
     base_line = f"base_model: {base}\n" if on_hub else ""
-    text = (f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
-            f"tags:\n- minidpo\n- web-agent\n---\n# {config.to.rpartition('/')[2]}\n\n"
-            f"An agent for web pages, trained with minidpo: "
-            f"{'a LoRA adapter' if kind == 'adapter' else 'base and LoRA adapter in one'}.\n"
-            f"It reads pages as minidpo writes them, and answers with a thought and an action.\n\n"
-            f"```\n{use}\n```\n")
+    text = (
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
+        f"tags:\n- minidpo\n- web-agent\n---\n# {config.to.rpartition('/')[2]}\n\n"
+        f"An agent for web pages, trained with minidpo: "
+        f"{'a LoRA adapter' if kind == 'adapter' else 'base and LoRA adapter in one'}.\n"
+        f"It reads pages as minidpo writes them, and answers with a thought and an action.\n\n"
+        f"```\n{use}\n```\n"
+    )
     if config.result is None:
         return text
     if not (result := read_result(config.result))["agents"]:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
-    whose = ("Success" if result.get("best_of", 1) == 1 else "Success of what a reward model picked,"
-             if result.get("judge") else "An oracle's success, not the agent's own,")
-    where = ("instances whose seeds are not those of training" if result.get("split") != "validation" else
-             "validation instances, by which a round may have been chosen")
-    return f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n```\n{table(result)}\n```\n"
+    whose = (
+        "Success"
+        if result.get("best_of", 1) == 1
+        else "Success of what a reward model picked,"
+        if result.get("judge")
+        else "An oracle's success, not the agent's own,"
+    )
+    where = (
+        "instances whose seeds are not those of training"
+        if result.get("split") != "validation"
+        else "validation instances, by which a round may have been chosen"
+    )
+    return (
+        f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n```\n{table(result)}\n```\n"
+    )

@@ -49,10 +49,20 @@ def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], sh
     except EnvError as error:
         print(f"the report has no pictures: {error}")
     comparison = newest_comparison(result)
-    write_text(path, render({
-        **shown, "results": {name: result["agents"][name] for name in episodes},
-        "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
-        "comparisons": result.get("comparisons", []), "instances": instances, "played": played}))
+    write_text(
+        path,
+        render(
+            {
+                **shown,
+                "results": {name: result["agents"][name] for name in episodes},
+                "gain_points": comparison.get("gain_points"),
+                "p_value": comparison.get("p_value"),
+                "comparisons": result.get("comparisons", []),
+                "instances": instances,
+                "played": played,
+            }
+        ),
+    )
 
 
 def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
@@ -65,12 +75,18 @@ def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dic
     newest_two = list(by_key.values())[-2:]
     before, last = newest_two[0], newest_two[-1]  # the same agent if there is only one
     keys = [key for key in before if all(key in played for played in by_key.values())]
-    kinds = grouped(keys, lambda key: ((before[key].solved, last[key].solved), key[0]))  # key[0]: the task
+    kinds = grouped(
+        keys, lambda key: ((before[key].solved, last[key].solved), key[0])
+    )  # key[0]: the task
     each = max(1, 12 // max(1, len({key[0] for key in keys})))
     order = [(False, True), (True, False), (False, False), (True, True)]
-    ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
-    return len(keys), [{name: played[key] for name, played in by_key.items()}
-                       for key in by_turns(kinds[kind][:each] for kind in ranked)]
+    ranked = sorted(
+        kinds, key=lambda kind: order.index(kind[0])
+    )  # stable: tasks stay in their order
+    return len(keys), [
+        {name: played[key] for name, played in by_key.items()}
+        for key in by_turns(kinds[kind][:each] for kind in ranked)
+    ]
 
 
 def by_turns(groups: Iterable[Sequence]) -> list:
@@ -123,16 +139,32 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
         for turn in episode.turns:
             same = same and seen.text == turn.observation
             action = parse(turn.action) if turn.action else None
-            turns.append({"observation": turn.observation, "answer": turn.answer, "action": turn.action,
-                          "thought": thought(turn.answer), "error": turn.error,
-                          "picture": await picture(actions) if same else None,
-                          "marks": await marks(env, action) if same and action else []})
+            turns.append(
+                {
+                    "observation": turn.observation,
+                    "answer": turn.answer,
+                    "action": turn.action,
+                    "thought": thought(turn.answer),
+                    "error": turn.error,
+                    "picture": await picture(actions) if same else None,
+                    "marks": await marks(env, action) if same and action else [],
+                }
+            )
             if action:
                 seen, actions = await env.step(action), (*actions, turn.action)
-        played[name] = {"outcome": episode.outcome, "reward": episode.reward, "turns": turns,
-                        "final": await picture(actions) if same else None}
-    return {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
-            "pictures": list(pictures.values()), "episodes": played}
+        played[name] = {
+            "outcome": episode.outcome,
+            "reward": episode.reward,
+            "turns": turns,
+            "final": await picture(actions) if same else None,
+        }
+    return {
+        "task": episode.task,
+        "seed": episode.seed,
+        "instruction": episode.instruction,
+        "pictures": list(pictures.values()),
+        "episodes": played,
+    }
 
 
 async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
@@ -165,7 +197,9 @@ def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Mac
         return shown
     name, folder, run = trained_on_pairs
     start = Path(run["adapter"])
-    known = (other for other, path in adapters.items() if path and path.resolve() == start.resolve())
+    known = (
+        other for other, path in adapters.items() if path and path.resolve() == start.resolve()
+    )
     agents = [next(known, str(start)), name]
     try:
         if (hashes := adapter_sha256(start)) != run.get("adapter_sha256", hashes):
@@ -189,17 +223,27 @@ def training_folder(adapter: Path | None) -> Path | None:
     return folder if "data" in settings else None  # a model's folder has a config.json, too
 
 
-def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
+def shown_pairs(
+    folder: Path, model: str, machine: Machine, before: Path, after: Path
+) -> list[dict]:
     """Some of a run's pairs as `report.render` takes them: each token's log-prob under two adapters."""
     if not (pairs := first_pairs(folder)):
         return []
     until = pair_loss_of(DPO(**read_settings(folder)["dpo"])).until
     shown = []
     for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs)):
-        row = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until}
+        row = {
+            "task": pair.chosen.task,
+            "seed": pair.chosen.seed,
+            "source": pair.source,
+            "until": until,
+        }
         for side, episode in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-            row[side] = {"outcome": episode.outcome, "index": episode.index,
-                         "tokens": token_rows(tokens[side])}
+            row[side] = {
+                "outcome": episode.outcome,
+                "index": episode.index,
+                "tokens": token_rows(tokens[side]),
+            }
         shown.append(row)
     return shown
 
@@ -215,13 +259,19 @@ def trained_pairs(folder: Path) -> list[Pair]:
     files = [*config["data"], *filter(None, [config["golden"]]), *config.get("failures", [])]
     identity = itemgetter("task", "seed", "policy", "index", "forced")
     # two files' episodes may be alike but for how they were sampled, which older runs did not write down
-    episodes = {place: e for path in files for e in read(path)
-                for place in (identity(vars(e)), (*identity(vars(e)), repr(e.sampling)))}
+    episodes = {
+        place: e
+        for path in files
+        for e in read(path)
+        for place in (identity(vars(e)), (*identity(vars(e)), repr(e.sampling)))
+    }
 
     def episode_of(side: dict) -> Episode:
         place = identity(side) + ((repr(side["sampling"]),) if "sampling" in side else ())
         if place not in episodes:
-            raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
+            raise ValueError(
+                f"{files[0]} no longer holds the episodes that {folder} was trained on"
+            )
         return episodes[place].up_to(side["turns"])
 
     def pair_of(record: dict) -> Pair:
@@ -232,9 +282,13 @@ def trained_pairs(folder: Path) -> list[Pair]:
 
     lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     try:
-        return [pair_of(record) for record in map(json.loads, lines) if record["source"] != "unpaired"]
+        return [
+            pair_of(record) for record in map(json.loads, lines) if record["source"] != "unpaired"
+        ]
     except (KeyError, TypeError):
-        raise ValueError(f"{folder / 'pairs.jsonl'}: damaged, so its pairs can't be shown") from None
+        raise ValueError(
+            f"{folder / 'pairs.jsonl'}: damaged, so its pairs can't be shown"
+        ) from None
 
 
 def token_rows(tokens: Sequence[Token]) -> list[list]:

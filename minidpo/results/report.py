@@ -40,8 +40,14 @@ def render(data: dict, limit: int = LIMIT) -> str:
     >>> "</script><b>" in render({"title": "</script><b>"})
     False
     """
-    page = (FOLDER / "report.html").read_text(encoding="utf-8").replace("__REPORT_SCRIPTS__", "\n".join(
-        (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS))
+    page = (
+        (FOLDER / "report.html")
+        .read_text(encoding="utf-8")
+        .replace(
+            "__REPORT_SCRIPTS__",
+            "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        )
+    )
     curves = data.get("curves", {})
     rows_each = max(2, ROWS // max(1, len(curves)))
     data = data | {"curves": {stage: _thinned(rows, rows_each) for stage, rows in curves.items()}}

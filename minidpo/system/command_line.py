@@ -22,12 +22,22 @@ from minidpo.system import processes
 from minidpo.system.files import as_json
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
-AS_INSTALLED = {r"(?:\S*python )?\b(train|collect|evaluate)\.py\b": r"minidpo \1", "run make setup, or ": "",
-                "make demo-nano": "minidpo train loop --config configs/nano.toml",
-                "make demo": "minidpo train loop --config configs/demo.toml"}
+AS_INSTALLED = {
+    r"(?:\S*python )?\b(train|collect|evaluate)\.py\b": r"minidpo \1",
+    "run make setup, or ": "",
+    "make demo-nano": "minidpo train loop --config configs/nano.toml",
+    "make demo": "minidpo train loop --config configs/demo.toml",
+}
 # options and what they are called in other commands and tools
-ALIKE = ({"instances", "episodes"}, {"lr", "learning-rate"}, {"batch", "batch-size"}, {"steps", "max-steps"},
-         {"out", "output", "output-dir"}, {"rounds", "iterations"}, {"data", "dataset"})
+ALIKE = (
+    {"instances", "episodes"},
+    {"lr", "learning-rate"},
+    {"batch", "batch-size"},
+    {"steps", "max-steps"},
+    {"out", "output", "output-dir"},
+    {"rounds", "iterations"},
+    {"data", "dataset"},
+)
 
 
 def as_started(text: str) -> str:
@@ -44,11 +54,19 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     stand in either. An error names the file if it alone is wrong too and the flags alone raise another one.
     """
     file, file_flags, flags = split_config_file(arguments)
-    names = Counter(re.sub(r"^--loss$", "--dpo.loss", re.sub(
-        r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-")))
-        for flag in flags if flag.startswith("--"))
+    names = Counter(
+        re.sub(
+            r"^--loss$",
+            "--dpo.loss",
+            re.sub(r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-")),
+        )
+        for flag in flags
+        if flag.startswith("--")
+    )
     if twice := [name for name, count in names.items() if count > 1]:
-        raise ValueError(f"{twice[0]} is given twice, and the last alone would count: name all behind one")
+        raise ValueError(
+            f"{twice[0]} is given twice, and the last alone would count: name all behind one"
+        )
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     try:
         return _parse_with_tyro(kind, [*file_flags, *flags], program, text)
@@ -68,19 +86,25 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
     at = parts.index("--config")
     if at + 1 == len(parts):
         raise ValueError("--config needs the name of a TOML file")
-    return parts[at + 1], toml_flags(parts[at + 1]), parts[:at] + parts[at + 2:]
+    return parts[at + 1], toml_flags(parts[at + 1]), parts[:at] + parts[at + 2 :]
 
 
 def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
     installed, configs/NAME is the one that came with it, unless there is such a file here."""
     file = Path(path)
-    if file.parts[:1] == ("configs",) and not file.exists() and (PACKAGED / Path(*file.parts[1:])).is_file():
+    if (
+        file.parts[:1] == ("configs",)
+        and not file.exists()
+        and (PACKAGED / Path(*file.parts[1:])).is_file()
+    ):
         file = PACKAGED / Path(*file.parts[1:])
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: the configuration file cannot be read ({error.strerror})") from None
+        raise ValueError(
+            f"{path}: the configuration file cannot be read ({error.strerror})"
+        ) from None
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8, or nested too deep
         raise ValueError(f"{path}: not TOML: {error}") from None
     return [part for flag in _flags(values) for part in flag]
@@ -116,7 +140,9 @@ def _error_of(kind: type, arguments: list[str], program: str) -> str | None:
 def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
     """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
     printed, program = io.StringIO(), as_started(program)
-    columns = {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}  # so that no word is broken
+    columns = (
+        {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}
+    )  # so that no word is broken
     try:
         with contextlib.redirect_stderr(printed), patch.dict(os.environ, columns):
             return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
@@ -125,14 +151,21 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
             sys.stdout.flush()
             raise
         text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
-        lines = [line.strip("│| ") for line in text.splitlines()[1:]]  # without the frame and its title
+        lines = [
+            line.strip("│| ") for line in text.splitlines()[1:]
+        ]  # without the frame and its title
         problem, *sections = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
         suggestion = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
         similar = re.findall(suggestion, "\n".join(map(str.strip, sections)), re.MULTILINE) or [
-            option for word in re.findall(r"--([\w-]+)", problem) if "Unrecognized" in problem
-            for option in options_like(word, kind)]
+            option
+            for word in re.findall(r"--([\w-]+)", problem)
+            if "Unrecognized" in problem
+            for option in options_like(word, kind)
+        ]
         hint = f" (is it {' or '.join(similar)}?)" if similar else ""
-        problem = " ".join(problem.split()).rstrip(".").removeprefix(f"Error parsing {kind.__name__}: ")
+        problem = (
+            " ".join(problem.split()).rstrip(".").removeprefix(f"Error parsing {kind.__name__}: ")
+        )
         raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
 
 
@@ -146,7 +179,11 @@ def options_like(word: str, kind: type) -> list[str]:
         tyro.cli(kind, args=["--help"])
     names = {o: o.rpartition(".")[2].lstrip("-") for o in re.findall(r"--[\w.-]+", text.getvalue())}
     near = difflib.get_close_matches(word, names.values(), 1, 0.7)
-    return [o for o, name in names.items() if name in near or any({word, name} <= alike for alike in ALIKE)]
+    return [
+        o
+        for o, name in names.items()
+        if name in near or any({word, name} <= alike for alike in ALIKE)
+    ]
 
 
 def command_in(table: Mapping[str, object], name: str, what: str):
@@ -163,7 +200,9 @@ def _unread() -> bool:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so as it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else Python says so as it ends
         return True
     return False
 
@@ -176,14 +215,22 @@ def main(run: Callable[[list[str]], object]) -> None:
     gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
     try:
         if odd := [word for word in sys.argv if any("\ud800" <= c <= "\udfff" for c in word)]:
-            raise ValueError(f"{ascii(odd[0])} is no UTF-8, as which results are written: name it otherwise")
+            raise ValueError(
+                f"{odd[0]!a} is no UTF-8, as which results are written: name it otherwise"
+            )
         with processes.process_group():
             run(sys.argv[1:])
             sys.stdout.flush()
-    except (ValueError, OSError, torch.OutOfMemoryError) as error:  # a wrong setting or input, disk, memory
+    except (
+        ValueError,
+        OSError,
+        torch.OutOfMemoryError,
+    ) as error:  # a wrong setting or input, disk, memory
         if isinstance(error, BrokenPipeError) and _unread():
             sys.exit(128 + signal.SIGPIPE)
-        plan = " (train.py plan tells what needs memory)" * isinstance(error, torch.OutOfMemoryError)
+        plan = " (train.py plan tells what needs memory)" * isinstance(
+            error, torch.OutOfMemoryError
+        )
         print(f"error: {as_started(f'{error}{plan}')}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:

@@ -33,13 +33,17 @@ def temporary_beside(path: Path) -> Path:
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. If the block succeeds, that file replaces `path` in one step."""
     path = Path(path)
-    path = path.resolve() if path.is_symlink() else path  # what the link points to is replaced, not the link
+    path = (
+        path.resolve() if path.is_symlink() else path
+    )  # what the link points to is replaced, not the link
     temporary = temporary_beside(path)
     try:
         with named_in_errors(path):
             yield temporary
             with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())  # otherwise a crash could leave the new name without its content
+                os.fsync(
+                    file.fileno()
+                )  # otherwise a crash could leave the new name without its content
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -88,7 +92,9 @@ def read_json(path: str | Path) -> dict:
 def check_version(content: dict, known: int, what: str, way_out: str = "") -> dict:
     """JSON content without its `version`, which must be `known`. Without one it is version 1."""
     if (version := content.pop("version", 1)) != known:
-        raise ValueError(f"{what} of format version {version}, but this minidpo knows {known}{way_out}")
+        raise ValueError(
+            f"{what} of format version {version}, but this minidpo knows {known}{way_out}"
+        )
     return content
 
 

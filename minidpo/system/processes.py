@@ -22,8 +22,12 @@ from torch import Tensor, nn
 from minidpo.system.errors import first_line
 
 T = TypeVar("T")
-STEP_TIMEOUT = timedelta(minutes=30)  # how long the ranks wait for each other within a training step
-PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; the death of a rank is noticed at once
+STEP_TIMEOUT = timedelta(
+    minutes=30
+)  # how long the ranks wait for each other within a training step
+PHASE_TIMEOUT = timedelta(
+    days=30
+)  # and while one still plays; the death of a rank is noticed at once
 GO_ON = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 
@@ -61,7 +65,9 @@ def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]
     """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens). They
     are those that one process would compute, to the last bit; only the order of summing differs."""
     costs = [len(part) * max(lengths[i] for i in part) for part in parts]
-    return [part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()]
+    return [
+        part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()
+    ]
 
 
 def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
@@ -80,11 +86,18 @@ def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
 def require_own_gpu(device: torch.device) -> None:
     """Raises ValueError, in all ranks, if one is to compute on a GPU that is not its own."""
     with fail_together():
-        if world_size() > 1 and device.type == "cuda" and (
+        if (
+            world_size() > 1
+            and device.type == "cuda"
+            and (
                 device.index not in (None, int(os.environ.get("LOCAL_RANK", "0")))
-                or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
-            raise ValueError("to train or judge under torchrun each process needs its own GPU: start at most "
-                             f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda")
+                or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+            )
+        ):
+            raise ValueError(
+                "to train or judge under torchrun each process needs its own GPU: start at most "
+                f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda"
+            )
 
 
 def sum_over_ranks(tensor: Tensor) -> None:
@@ -98,7 +111,9 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sum the gradients over all ranks, as one flat tensor; a rank without a micro-batch adds zeros."""
     if world_size() == 1:
         return
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+    flat = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+    )
     sum_over_ranks(flat)
     for p, grad in zip(parameters, flat.split([p.numel() for p in parameters])):
         p.grad = grad.view_as(p)
@@ -173,7 +188,9 @@ def process_group() -> Iterator[None]:
                 stack.enter_context(redirect_stderr(nowhere))
             yield
     except _Terminated:
-        raise RankLost(f"stopped by torchrun, because another process ended or by request; {GO_ON}") from None
+        raise RankLost(
+            f"stopped by torchrun, because another process ended or by request; {GO_ON}"
+        ) from None
     finally:
         _groups.clear()
         if dist.is_initialized():
@@ -186,5 +203,7 @@ def _detect_lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
-        raise RankLost(f"another process of this run has ended or does not answer "
-                       f"({first_line(error)}); {GO_ON}") from None
+        raise RankLost(
+            f"another process of this run has ended or does not answer "
+            f"({first_line(error)}); {GO_ON}"
+        ) from None

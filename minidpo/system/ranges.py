@@ -28,8 +28,11 @@ class Checked:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             for limit in getattr(kind, "__metadata__", ()):
                 value = vars(self)[name]
-                if isinstance(limit, Range) and value is not None and not (
-                        limit.holds(value) and value < math.inf):  # nan holds nothing
+                if (
+                    isinstance(limit, Range)
+                    and value is not None
+                    and not (limit.holds(value) and value < math.inf)
+                ):  # nan holds nothing
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
         if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
             raise ValueError(f"{empty[0]} names no file: give one or more")

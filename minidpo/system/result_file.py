@@ -16,8 +16,11 @@ def read_result(path: Path) -> dict:
     """A result.json of version 1 or 2 in the shape of version 2; `agents` is empty for a round of a loop."""
     content = read_json(path)
     if content.get("version", 1) == 1:
-        agents = {name: value for name, value in content.items()
-                  if isinstance(value, dict) and {"all", "tasks"} <= value.keys()}
+        agents = {
+            name: value
+            for name, value in content.items()
+            if isinstance(value, dict) and {"all", "tasks"} <= value.keys()
+        }
         fields = {name: value for name, value in content.items() if name not in agents}
         content = {**fields, "version": VERSION, "agents": agents}
     return {"agents": {}, **check_version(content, VERSION, f"{path}: a result")}

@@ -15,22 +15,61 @@ from typing import TextIO
 from torch import Tensor
 
 from minidpo.system import processes
-from minidpo.system.files import as_json, check_version, named_in_errors, read_json, write_json, write_text
+from minidpo.system.files import (
+    as_json,
+    check_version,
+    named_in_errors,
+    read_json,
+    write_json,
+    write_text,
+)
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "3"  # 3: instances in a random order within an epoch
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
-NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rates_of",
-                *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
-                                                 "offload", "cache", "memory_gib", "pages", "page_tokens"))}
-BEGUN = "config.json", "seconds.json", ".lock", "tracking-", "tensorboard"  # what a refused command may leave
+NOT_DECISIVE = {
+    "out",
+    "track",
+    "explain",
+    "export",
+    "rounds",
+    "patience",
+    "rates_of",
+    *(
+        f"machine.{name}"
+        for name in (
+            "micro_tokens",
+            "tree_tokens",
+            "depth_first",
+            "recompute",
+            "offload",
+            "cache",
+            "memory_gib",
+            "pages",
+            "page_tokens",
+        )
+    ),
+}
+BEGUN = (
+    "config.json",
+    "seconds.json",
+    ".lock",
+    "tracking-",
+    "tensorboard",
+)  # what a refused command may leave
 # Input files are compared by SHA-256, so a moved file is still the same run. Of a path, only whether it is
 # given is compared. `start` has no hash: the loop checks how that run began.
-COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
-               "adapters": "adapters_sha256", "reference": "reference_sha256", "failures": "failures_sha256",
-               "start": "start"}
+COMPARED_BY = {
+    "data": "data_sha256",
+    "golden": "data_sha256",
+    "adapter": "adapter_sha256",
+    "adapters": "adapters_sha256",
+    "reference": "reference_sha256",
+    "failures": "failures_sha256",
+    "start": "start",
+}
 
 
 class RunFolder:
@@ -41,9 +80,15 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, config: dict, defaults: dict | None = None):
         self.folder = Path(folder)
-        self.config, self.defaults = as_json(config), as_json(defaults or {})  # as read_settings returns them
+        self.config, self.defaults = (
+            as_json(config),
+            as_json(defaults or {}),
+        )  # as read_settings returns them
         self.metrics, self.state = self.folder / "metrics.jsonl", self.folder / "state.safetensors"
-        self.base, self.drawn = "", ""  # fingerprint of the base's weights; tokens that dropout is drawn for
+        self.base, self.drawn = (
+            "",
+            "",
+        )  # fingerprint of the base's weights; tokens that dropout is drawn for
         self._lock = None
         self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
@@ -54,13 +99,19 @@ class RunFolder:
         if (self.folder / "config.json").is_file():
             changed = changed_settings(read_settings(self.folder), self.config, self.defaults)
             if changed and any(not path.name.startswith(BEGUN) for path in self.folder.glob("*")):
-                raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
-                                 "--out, or delete the folder")
+                raise ValueError(
+                    f"{self.folder} holds a run with other settings ({changed}): give another "
+                    "--out, or delete the folder"
+                )
         elif self.state.is_file():
-            raise ValueError(f"{self.state}: config.json, which says what run it belongs to, is missing; "
-                             "delete it to start again")
+            raise ValueError(
+                f"{self.state}: config.json, which says what run it belongs to, is missing; "
+                "delete it to start again"
+            )
         elif (self.folder / "adapter").exists():
-            raise ValueError(f"{self.folder / 'adapter'} is of no run in this folder: give another --out")
+            raise ValueError(
+                f"{self.folder / 'adapter'} is of no run in this folder: give another --out"
+            )
 
     def begin(self) -> None:
         """Lock the folder and write the settings. Call it when all inputs are known to exist."""
@@ -68,7 +119,9 @@ class RunFolder:
             self._lock = lock(self.folder)
             self._check_settings()  # another process may have written them since __init__
             if self.finished:
-                raise ValueError(f"{self.folder}: another process has just finished it: start again")
+                raise ValueError(
+                    f"{self.folder}: another process has just finished it: start again"
+                )
         write_settings(self.folder, self.config)
         self.tracking.begin()
 
@@ -83,8 +136,10 @@ class RunFolder:
         text = self.metrics.read_text() if self.metrics.is_file() else ""
         lines = text.splitlines(keepends=True)[:steps]
         if len(lines) < steps:
-            raise ValueError(f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
-                             f"{steps}; delete both to start again")
+            raise ValueError(
+                f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
+                f"{steps}; delete both to start again"
+            )
         if text:
             write_text(self.metrics, "".join(lines))
 
@@ -92,8 +147,15 @@ class RunFolder:
         """Save everything that the next step depends on, after `step` steps."""
         if self.metrics.is_file():
             with open(self.metrics, "rb+") as file:
-                os.fsync(file.fileno())  # the log of these steps must be on the disk before the state is
-        about = {"step": str(step), "base": self.base, "drawn": self.drawn, "version": STATE_VERSION}
+                os.fsync(
+                    file.fileno()
+                )  # the log of these steps must be on the disk before the state is
+        about = {
+            "step": str(step),
+            "base": self.base,
+            "drawn": self.drawn,
+            "version": STATE_VERSION,
+        }
         metadata = {name: text for name, text in about.items() if text}
         write_weights(self.state, tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
@@ -108,11 +170,15 @@ class RunFolder:
             if metadata.get("version") != STATE_VERSION:
                 raise ValueError(f"{self.state}: made by another version")
             if metadata.get("base", self.base) != self.base:
-                raise ValueError(f"{self.state}: its base had other weights or another dtype: go on "
-                                 "with the model and the device that it began with")
+                raise ValueError(
+                    f"{self.state}: its base had other weights or another dtype: go on "
+                    "with the model and the device that it began with"
+                )
             if metadata.get("drawn", self.drawn) != self.drawn:
-                raise ValueError(f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a "
-                                 "time: go on with that --machine.micro-tokens")
+                raise ValueError(
+                    f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a "
+                    "time: go on with that --machine.micro-tokens"
+                )
             if metadata.get("sha256") != _checksum(metadata, tensors):
                 raise ValueError(f"{self.state}: not readable (its checksum is wrong)")
         except ValueError as error:
@@ -138,7 +204,9 @@ class RunFolder:
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    words = [metadata[name] for name in ("step", "base", "drawn") if name in metadata]  # in older ones: step
+    words = [
+        metadata[name] for name in ("step", "base", "drawn") if name in metadata
+    ]  # in older ones: step
     return hashlib.sha256(" ".join([*words, fingerprint(tensors)]).encode()).hexdigest()
 
 
@@ -147,7 +215,9 @@ def lock(folder: Path) -> TextIO:
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / ".lock", "a")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process ends
+        fcntl.lockf(
+            file, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # the kernel frees it when the process ends
     except (BlockingIOError, PermissionError):
         raise ValueError(f"{folder}: another process is writing to it") from None
     return file
@@ -159,8 +229,9 @@ def write_settings(folder: Path, settings: dict) -> None:
 
 def read_settings(folder: Path) -> dict:
     """The settings of the run in a folder."""
-    return check_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
-                         ": give another folder")
+    return check_version(
+        read_json(folder / "config.json"), VERSION, f"{folder} holds a run", ": give another folder"
+    )
 
 
 def records(folder: Path) -> list[dict]:
@@ -183,20 +254,36 @@ def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
     'sft.lr 0.001, now 2e-05'
     """
     now = _decisive(new)
-    no_inputs = {sha256: None for name, sha256 in COMPARED_BY.items() if name != sha256 and sha256 in new}
-    by_default = {name: value for name, value in _decisive({**no_inputs, **(defaults or {})}).items()
-                  if name in now}
+    no_inputs = {
+        sha256: None for name, sha256 in COMPARED_BY.items() if name != sha256 and sha256 in new
+    }
+    by_default = {
+        name: value
+        for name, value in _decisive({**no_inputs, **(defaults or {})}).items()
+        if name in now
+    }
     before = {**by_default, **_decisive(old)}
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
-                     f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
+    return "; ".join(
+        f"{name.removesuffix('_sha256')} of other content"
+        if name.endswith("_sha256")
+        else f"{name} {before.get(name)}, now {now.get(name)}"
+        for name in changed
+    )
 
 
 def _decisive(config: dict) -> dict:
     """The settings that decide a result, flat; a path that has a hash beside it becomes True or False."""
-    is_set = {name: bool(config[name]) for name, sha256 in COMPARED_BY.items() if {name, sha256} <= {*config}}
-    return {name: value for name, value in flat({**config, **is_set}).items()
-            if name not in NOT_DECISIVE and not name.endswith(".save_every")}
+    is_set = {
+        name: bool(config[name])
+        for name, sha256 in COMPARED_BY.items()
+        if {name, sha256} <= {*config}
+    }
+    return {
+        name: value
+        for name, value in flat({**config, **is_set}).items()
+        if name not in NOT_DECISIVE and not name.endswith(".save_every")
+    }
 
 
 class Clock:
@@ -206,7 +293,8 @@ class Clock:
     def __init__(self, path: Path):
         self.path, content = path, read_json(path) if path.is_file() else {}
         self.seconds: dict[str, float] = check_version(
-            content, VERSION, f"{path}:", ": delete it, and the time is counted from 0")
+            content, VERSION, f"{path}:", ": delete it, and the time is counted from 0"
+        )
 
     def time(self, stage: str, work, *arguments):
         """Call `work`, add its seconds to the stage, and return its result."""
@@ -214,6 +302,8 @@ class Clock:
         try:
             return work(*arguments)
         finally:
-            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
+            self.seconds[stage] = round(
+                self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1
+            )
             if processes.rank() == 0:
                 write_json(self.path, {"version": VERSION, **self.seconds})

@@ -17,9 +17,18 @@ from tqdm import tqdm
 
 from minidpo.system.files import replacing
 
-DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-               torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-               torch.uint8: "U8", torch.bool: "BOOL"}  # what a file calls them
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # what a file calls them
 
 
 @contextmanager
@@ -32,7 +41,9 @@ def open_weights(path: Path) -> Iterator[safe_open]:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
 
 
-def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+def write_weights(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+) -> None:
     """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written.
 
     The library's `save_file` takes a temporary name of its own choice, which a kill would leave for good, and
@@ -41,10 +52,15 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
     header: dict = {"__metadata__": dict(sorted(metadata.items()))}
     end, ordered = 0, sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
-        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [end, end := end + tensor.nbytes]}
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end := end + tensor.nbytes],
+        }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that all tensors lie aligned, of which the widest come first
+    text += b" " * (
+        -len(text) % 8
+    )  # so that all tensors lie aligned, of which the widest come first
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
@@ -54,8 +70,16 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
 def to_device(value, device: torch.device):
     """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
     if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
-        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
-    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
+        return (
+            value.pin_memory().to(device, non_blocking=True)
+            if device.type == "cuda"
+            else value.to(device)
+        )
+    return (
+        value._make(to_device(item, device) for item in value)
+        if hasattr(value, "_fields")
+        else value
+    )
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:

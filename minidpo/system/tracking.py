@@ -23,7 +23,11 @@ from minidpo.system.files import file_sha256, read_json, write_json
 from minidpo.system.result_file import read_result
 
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
-MAY_CHANGE = ("out", "rounds", "patience")  # of one run: a loop may go on for more rounds, or be moved
+MAY_CHANGE = (
+    "out",
+    "rounds",
+    "patience",
+)  # of one run: a loop may go on for more rounds, or be moved
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
 
 
@@ -40,7 +44,9 @@ class Tracking:
         self.folder, self.settings = folder.resolve(), flat(config)
         self.settings.pop("track", None)
         self.note = self.folder / f"tracking-{self.name}.json"
-        self.loop = next((path for path in self.folder.parents if (path / self.note.name).is_file()), None)
+        self.loop = next(
+            (path for path in self.folder.parents if (path / self.note.name).is_file()), None
+        )
         self.title = str(self.folder.relative_to(self.loop) if self.loop else folder)
         self.tracker: MLflow | TensorBoard | None = None
         self.failed, self.bytes_read = False, 0  # bytes_read: of metrics.jsonl
@@ -66,15 +72,24 @@ class Tracking:
         try:
             work()
         except ImportError:
-            raise ValueError(f"--track {self.name} needs a package: pip install {self.name}") from None
-        except Exception as error:  # errors of a server, a database or a disk have no class in common
+            raise ValueError(
+                f"--track {self.name} needs a package: pip install {self.name}"
+            ) from None
+        except (
+            Exception
+        ) as error:  # errors of a server, a database or a disk have no class in common
             problem = f"--track {self.name}: {first_line(error)[:300]}"
             if fatal:
-                way_out = f"; {self.note} names its run: delete it to begin another" * self.note.is_file()
+                way_out = (
+                    f"; {self.note} names its run: delete it to begin another" * self.note.is_file()
+                )
                 raise ValueError(problem + way_out) from None
             if not self.failed:
-                tqdm.write(f"{problem}\nThe work goes on. metrics.jsonl has every step; the tracker gets "
-                           "what it missed at the end, or when the command is started again", file=sys.stderr)
+                tqdm.write(
+                    f"{problem}\nThe work goes on. metrics.jsonl has every step; the tracker gets "
+                    "what it missed at the end, or when the command is started again",
+                    file=sys.stderr,
+                )
             self.failed = True
 
     def _connect(self) -> "MLflow | TensorBoard":
@@ -83,10 +98,16 @@ class Tracking:
     def _open(self) -> None:
         """Resume the run named in the note if its settings and store are the same, else begin a new one."""
         tracker = self._connect()
-        decisive = {name: value for name, value in self.settings.items()
-                    if name not in MAY_CHANGE and not name.startswith("machine.")}
-        expected = {"version": VERSION, "where": tracker.where,
-                    "settings": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()}
+        decisive = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in MAY_CHANGE and not name.startswith("machine.")
+        }
+        expected = {
+            "version": VERSION,
+            "where": tracker.where,
+            "settings": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest(),
+        }
         note = read_json(self.note) if self.note.is_file() else expected
         if note.get("version") != VERSION:
             raise ValueError("its note was made by another version")
@@ -103,10 +124,14 @@ class Tracking:
     def _new_numbers(self) -> list[tuple[str, float, int]]:
         """Name, value and step of each number in the lines of metrics.jsonl that were not read yet."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes()[self.bytes_read:] if path.is_file() else b""
+        lines = path.read_bytes()[self.bytes_read :] if path.is_file() else b""
         self.bytes_read += len(lines)
-        return [(name, value, record["step"]) for record in map(json.loads, lines.splitlines())
-                for name, value in record.items() if name != "step" and isinstance(value, (int, float))]
+        return [
+            (name, value, record["step"])
+            for record in map(json.loads, lines.splitlines())
+            for name, value in record.items()
+            if name != "step" and isinstance(value, (int, float))
+        ]
 
     def _complete(self) -> None:
         if self.tracker is None or self.failed:  # try again: the server may be back
@@ -117,8 +142,11 @@ class Tracking:
         paths = [path for name in FILES if (path := self.folder / name).exists()]
         result = self.folder / "result.json"
         agents = read_result(result)["agents"] if result.is_file() else {}
-        rows = [{"agent": name, "task": task, **row} for name, rates in agents.items()
-                for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
+        rows = [
+            {"agent": name, "task": task, **row}
+            for name, rates in agents.items()
+            for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()
+        ]
         self.tracker.finish(rows, paths)
         if self.loop is None:
             print(f"tracked   {self.tracker.viewer}")
@@ -139,49 +167,68 @@ class MLflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow import MlflowClient
+
         self.client = MlflowClient()
         self.where, self.result = self.client.tracking_uri, folder / "result.json"
         self.title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "minidpo")
-        self.experiment = self.client.get_experiment_by_name(self.title)  # raises if the store is not there
+        self.experiment = self.client.get_experiment_by_name(
+            self.title
+        )  # raises if the store is not there
 
     def open(self, name: str, run: str | None, parent: str | None, settings: dict) -> str:
         """Resume `run`, or begin a new one if it is None. Returns the run's id."""
         from mlflow.entities import Param
+
         if run is None:
-            experiment = self.experiment.experiment_id if self.experiment else (
-                self.client.create_experiment(self.title))
+            experiment = (
+                self.experiment.experiment_id
+                if self.experiment
+                else (self.client.create_experiment(self.title))
+            )
             tags = {"mlflow.parentRunId": parent} if parent else {}
             run = self.client.create_run(experiment, run_name=name, tags=tags).info.run_id
         self.run = run
         stored = self.client.get_run(run)
         # MLflow 3's first page leads to its tools for chat bots, which show no curves
         page = f"/#/experiments/{stored.info.experiment_id}/runs?workflowType=machine_learning"
-        self.viewer = (self.where + page if self.where.startswith("http") else
-                       f"mlflow ui --backend-store-uri {self.where}   then open http://127.0.0.1:5000{page}")
+        self.viewer = (
+            self.where + page
+            if self.where.startswith("http")
+            else f"mlflow ui --backend-store-uri {self.where}   then open http://127.0.0.1:5000{page}"
+        )
         self.client.update_run(run, "RUNNING")
-        new = [Param(name, str(value)) for name, value in settings.items() if name not in stored.data.params]
+        new = [
+            Param(name, str(value))
+            for name, value in settings.items()
+            if name not in stored.data.params
+        ]
         for at in range(0, len(new), 100):  # MLflow takes 100 a call
-            self.client.log_batch(run, params=new[at:at + 100])
+            self.client.log_batch(run, params=new[at : at + 100])
         history = {name: self.client.get_metric_history(run, name) for name in stored.data.metrics}
-        self.last = {name: max((m.step, m.timestamp, m.value) for m in metrics)
-                     for name, metrics in history.items()}
+        self.last = {
+            name: max((m.step, m.timestamp, m.value) for m in metrics)
+            for name, metrics in history.items()
+        }
         return run
 
     def log(self, numbers: list[tuple[str, float, int]]) -> None:
         from mlflow.entities import Metric
+
         now = int(1000 * time.time())
         new = []
         for name, value, step in numbers:
             last, _, told = self.last.get(name, (-1, 0, 0.0))
             # an evaluation may be finished twice: then its only step has other numbers
-            if step > last or step == last and value != told and self.result.is_file():
+            if step > last or (step == last and value != told and self.result.is_file()):
                 new.append(Metric(name, value, now, step))
         for at in range(0, len(new), 1000):  # MLflow takes 1,000 a call
-            self.client.log_batch(self.run, metrics=new[at:at + 1000])
+            self.client.log_batch(self.run, metrics=new[at : at + 1000])
         self.last |= {metric.key: (metric.step, now, metric.value) for metric in new}
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
-        if rows:  # in the format of log_table, which would append to the existing table when called again
+        if (
+            rows
+        ):  # in the format of log_table, which would append to the existing table when called again
             content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
             self.client.log_dict(self.run, content, "results.json")
             tables = '[{"path": "results.json", "type": "table"}]'
@@ -199,14 +246,18 @@ class TensorBoard:
 
     def __init__(self, folder: Path, loop: Path | None):
         from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard
+
         self.writer_class = SummaryWriter
         loop = loop or folder
         self.where = str(loop / "tensorboard" / folder.relative_to(loop))
-        self.viewer = f"tensorboard --logdir {loop / 'tensorboard'}   then open http://127.0.0.1:6006"
+        self.viewer = (
+            f"tensorboard --logdir {loop / 'tensorboard'}   then open http://127.0.0.1:6006"
+        )
 
     def open(self, name: str, run: str | None, parent: str | None, settings: dict) -> None:
         """Purge the older events: `log` gets all lines again, so a torn event file loses none."""
         from torch.utils.tensorboard.summary import hparams
+
         self.writer = self.writer_class(self.where, purge_step=0, flush_secs=10)
         for part in hparams(settings, {}):
             self.writer.file_writer.add_summary(part)
@@ -219,7 +270,9 @@ class TensorBoard:
         """Event files hold no other files, so of these only the paths are written."""
         if rows:
             lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-            self.writer.add_text("results", "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
+            self.writer.add_text(
+                "results", "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+            )
         self.writer.add_text("files", "\n".join(f"- {path.resolve()}" for path in paths))
         self.close("FINISHED")
 

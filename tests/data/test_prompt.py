@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 
 from envs.actions import FORMS, Action, ActionError, render
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import (FOLD_FROM_LINES, SYSTEM, changes, conversation, dialogues_of,
-                                 episode_messages, next_prompt, thought, understand, write)
+from minidpo.data.prompt import (
+    FOLD_FROM_LINES,
+    SYSTEM,
+    changes,
+    conversation,
+    dialogues_of,
+    episode_messages,
+    next_prompt,
+    thought,
+    understand,
+    write,
+)
 
 CLICK = Action("CLICK", ref="3")
 
@@ -30,38 +40,62 @@ def test_what_is_written_is_understood(said, action):
     assert thought(answer) == said.strip()
 
 
-@pytest.mark.parametrize("answer", [
-    'thought: the link\naction: CLICK(ref="3")',
-    'action: CLICK(ref="3")',
-    'Thought: I look.\n\nAction : click( ref = 3 ).\n',
-    '**thought:** the link\n**action:** CLICK(ref="3")',
-    '**Action**: `CLICK(ref="3")`',
-    '  `action: CLICK(ref=\'3\')`  ',
-    'thought: I could do more\nsuch as action: this\naction: CLICK(ref="3")\r',
-    'action: CLICK(ref="3")\nthat is all',
-])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        'thought: the link\naction: CLICK(ref="3")',
+        'action: CLICK(ref="3")',
+        "Thought: I look.\n\nAction : click( ref = 3 ).\n",
+        '**thought:** the link\n**action:** CLICK(ref="3")',
+        '**Action**: `CLICK(ref="3")`',
+        "  `action: CLICK(ref='3')`  ",
+        'thought: I could do more\nsuch as action: this\naction: CLICK(ref="3")\r',
+        'action: CLICK(ref="3")\nthat is all',
+    ],
+)
 def test_forms_that_a_model_gets_nearly_right_are_read_as_meant(answer):
     assert understand(answer) == CLICK
 
 
-@pytest.mark.parametrize("answer, says", [
-    ("", "no action found: end the answer with a line like action: CLICK"),
-    ('CLICK(ref="3")', "no action found"),
-    ('my reaction: CLICK(ref="3")', "no action found"),
-    ('action: CLICK(ref="3")\naction: CLICK(ref="4")', "2 actions found: give exactly one a turn"),
-    ('action: CLICK(ref="3") CLICK(ref="4")', "a comma is missing"),
-    ("action:", "an action looks like"),
-    ("action: click the link", "an action looks like"),
-    ("action: CLICK()", "CLICK needs CLICK(ref)"),
-    ("action: __import__('os').system('true')", "an argument looks like"),
-])
+@pytest.mark.parametrize(
+    "answer, says",
+    [
+        ("", "no action found: end the answer with a line like action: CLICK"),
+        ('CLICK(ref="3")', "no action found"),
+        ('my reaction: CLICK(ref="3")', "no action found"),
+        (
+            'action: CLICK(ref="3")\naction: CLICK(ref="4")',
+            "2 actions found: give exactly one a turn",
+        ),
+        ('action: CLICK(ref="3") CLICK(ref="4")', "a comma is missing"),
+        ("action:", "an action looks like"),
+        ("action: click the link", "an action looks like"),
+        ("action: CLICK()", "CLICK needs CLICK(ref)"),
+        ("action: __import__('os').system('true')", "an argument looks like"),
+    ],
+)
 def test_no_action_or_several_are_refused_with_a_sentence_for_the_agent(answer, says):
     with pytest.raises(ActionError) as error:
         understand(answer)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-pieces = ["action:", "thought:", "\n", "CLICK", "(", ")", 'ref="3"', "ref=", '"', "'", "\\", ",", "`", "*"]
+pieces = [
+    "action:",
+    "thought:",
+    "\n",
+    "CLICK",
+    "(",
+    ")",
+    'ref="3"',
+    "ref=",
+    '"',
+    "'",
+    "\\",
+    ",",
+    "`",
+    "*",
+]
 
 
 @given(st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=5)), max_size=12).map("".join))
@@ -74,23 +108,28 @@ def test_any_answer_is_understood_or_refused_and_nothing_else(answer):
 
 
 def test_the_thought_is_what_stands_before_the_action():
-    assert thought('thought: first\nthen \naction: WAIT()') == "first\nthen"
-    assert thought('action: WAIT()') == "" == thought("")
+    assert thought("thought: first\nthen \naction: WAIT()") == "first\nthen"
+    assert thought("action: WAIT()") == "" == thought("")
     assert thought("**Thought:** nothing more") == "** nothing more"
-    assert thought(f"thought: a{' ' * 99_999}b") == f"a{' ' * 99_999}b"  # not in quadratic time: minutes
+    assert (
+        thought(f"thought: a{' ' * 99_999}b") == f"a{' ' * 99_999}b"
+    )  # not in quadratic time: minutes
 
 
 def test_an_episode_is_this_conversation():
     """The task stands in the first page message alone, and an error before the page that follows it."""
-    turns = [Turn('button "OK" [1]', "hm", None, "no action found", ids=(1, 2)),
-             Turn('button "OK" [1]', 'action: CLICK(ref="1")', 'CLICK(ref="1")')]
+    turns = [
+        Turn('button "OK" [1]', "hm", None, "no action found", ids=(1, 2)),
+        Turn('button "OK" [1]', 'action: CLICK(ref="1")', 'CLICK(ref="1")'),
+    ]
     messages = conversation("Click on OK.", turns)
     assert [(m.role, m.content, m.ids) for m in messages] == [
         ("system", SYSTEM, None),
         ("user", 'task: Click on OK.\npage:\nbutton "OK" [1]', None),
         ("assistant", "hm", (1, 2)),
         ("user", 'error: no action found\npage:\nbutton "OK" [1]', None),
-        ("assistant", 'action: CLICK(ref="1")', None)]
+        ("assistant", 'action: CLICK(ref="1")', None),
+    ]
     episode = tiny.episode()
     assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
 
@@ -100,19 +139,25 @@ BOXES = [f"checkbox [{n}]" for n in range(1, FOLD_FROM_LINES)]
 
 def test_what_stands_behind_the_agents_last_token_takes_no_place_of_the_models():
     """An answer that was cut, of a prompt that just fitted: the end of its message stands behind it."""
-    whole, = dialogues_of([tiny.episode()], tiny.chat(), 10_000)[0]
+    (whole,) = dialogues_of([tiny.episode()], tiny.chat(), 10_000)[0]
     last = max(t for t, turn in enumerate(whole.turns) if turn >= 0)
     for limit in range(last + 1, len(whole.ids) + 1):
-        cut, = dialogues_of([tiny.episode()], tiny.chat(), limit)[0]
+        (cut,) = dialogues_of([tiny.episode()], tiny.chat(), limit)[0]
         assert cut == (whole.ids[:limit], whole.turns[:limit])
-    with pytest.raises(ValueError, match=f"{len(whole.ids)} tokens, but the model reads at most {last}"):
+    with pytest.raises(
+        ValueError, match=f"{len(whole.ids)} tokens, but the model reads at most {last}"
+    ):
         dialogues_of([tiny.episode()], tiny.chat(), last)
 
 
 def boxes(*checked, gone=()) -> str:
     """A page of FOLD_FROM_LINES lines, some of them checked or gone."""
-    lines = [box.replace(" ", " checked ") if n in checked else box for n, box in enumerate(BOXES, 1)]
-    return "\n".join([line for n, line in enumerate(lines, 1) if n not in gone] + ['button "Submit" [99]'])
+    lines = [
+        box.replace(" ", " checked ") if n in checked else box for n, box in enumerate(BOXES, 1)
+    ]
+    return "\n".join(
+        [line for n, line in enumerate(lines, 1) if n not in gone] + ['button "Submit" [99]']
+    )
 
 
 def test_a_long_page_is_shown_once_and_then_what_changed_on_it():
@@ -125,11 +170,16 @@ def test_a_long_page_is_shown_once_and_then_what_changed_on_it():
     assert changes(boxes(1, gone=[2]), boxes()) is None  # a line too short
     assert changes(boxes(*range(1, 8)), boxes()) is None  # more than half of it is new
     many = "\n".join(f"text {n}" for n in range(100))
-    assert changes("\n".join(many.split("\n")[40:60]), many) is None  # most of the page before is gone
+    assert (
+        changes("\n".join(many.split("\n")[40:60]), many) is None
+    )  # most of the page before is gone
     turns = [Turn(boxes(), "a", None, "no action"), Turn(boxes(), "b", "WAIT()")]
     shown = [m.content for m in next_prompt("Draw 4.", turns, boxes(3)) if m.role == "user"]
-    assert shown == [f"task: Draw 4.\npage:\n{boxes()}", "error: no action\npage, what changed:\n... 12",
-                     "page, what changed:\n... 2\ncheckbox checked [3]\n... 9"]
+    assert shown == [
+        f"task: Draw 4.\npage:\n{boxes()}",
+        "error: no action\npage, what changed:\n... 12",
+        "page, what changed:\n... 2\ncheckbox checked [3]\n... 9",
+    ]
 
 
 def undone(shown: str, before: str) -> str:
@@ -138,7 +188,7 @@ def undone(shown: str, before: str) -> str:
     for line in shown.split("\n"):
         if same := re.fullmatch(r"\.\.\. (\d+)", line):
             take, replaced = take + (replaced or 0), None
-            new += old[take:take + int(same[1])]
+            new += old[take : take + int(same[1])]
             take += int(same[1])
         elif gone := re.fullmatch(r"\(gone: (\d+)\)", line):
             replaced, take = 0, take + int(gone[1])
@@ -150,13 +200,15 @@ def undone(shown: str, before: str) -> str:
     return "\n".join(new)
 
 
-lines = st.lists(st.sampled_from("abcdefgh"), min_size=FOLD_FROM_LINES, max_size=3 * FOLD_FROM_LINES)
+lines = st.lists(
+    st.sampled_from("abcdefgh"), min_size=FOLD_FROM_LINES, max_size=3 * FOLD_FROM_LINES
+)
 place = st.integers(0, 3 * FOLD_FROM_LINES)
 
 
 @given(lines, lines, place, st.integers(0, 4))
 def test_the_page_follows_exactly_from_its_changes_and_the_page_before(old, other, start, count):
-    new = old[:start] + other[:count] + old[start + len(other) % 4:]
+    new = old[:start] + other[:count] + old[start + len(other) % 4 :]
     shown = changes("\n".join(new), "\n".join(old))
     if shown is not None:
         assert undone(shown, "\n".join(old)) == "\n".join(new)
@@ -168,14 +220,16 @@ def test_a_conversation_only_grows(pages, cut):
     """What was said and shown stays as it is, or the cache and the trees could not share it."""
     turns = [Turn("\n".join(page), "x", None, error) for page, error in pages]
     whole = conversation("t", turns)
-    assert conversation("t", turns[:cut]) == whole[:1 + 2 * cut]
+    assert conversation("t", turns[:cut]) == whole[: 1 + 2 * cut]
     if turns[cut:]:
-        assert next_prompt("t", turns[:cut], turns[cut].observation) == whole[:2 + 2 * cut]
+        assert next_prompt("t", turns[:cut], turns[cut].observation) == whole[: 2 + 2 * cut]
 
 
 def test_the_system_prompt_names_every_command_with_the_arguments_of_one_of_its_forms():
-    shown = {command: re.findall(r"(\w+)(?:=|,|$)", arguments)
-             for command, arguments in re.findall(r"([A-Z_]+)\(([^)]*)\)", SYSTEM)}
+    shown = {
+        command: re.findall(r"(\w+)(?:=|,|$)", arguments)
+        for command, arguments in re.findall(r"([A-Z_]+)\(([^)]*)\)", SYSTEM)
+    }
     assert shown.keys() == FORMS.keys()
     for command, arguments in shown.items():
         assert arguments in [list(form) for form in FORMS[command]], command

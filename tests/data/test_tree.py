@@ -26,7 +26,9 @@ budgets = st.integers(0, 60)
 
 
 MODEL = tiny.adapted(vocab=V)
-CALM = copy.deepcopy(MODEL)  # weights as small as trained ones, or rounding itself would be louder than 1e-5
+CALM = copy.deepcopy(
+    MODEL
+)  # weights as small as trained ones, or rounding itself would be louder than 1e-5
 for weight in CALM.parameters():
     weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)
 SINGLE = copy.deepcopy(CALM).float()
@@ -45,10 +47,15 @@ def trajectories(seed, n, alphabet=3, longest=12):
         else:
             ids, turns = [rng.randrange(alphabet)], [-1]
         while len(ids) < 2 or (len(ids) < longest and rng.random() < 0.85):
-            ids, turns = [*ids, rng.randrange(alphabet)], [*turns, rng.choice([-1, *turns, max(turns) + 1])]
+            ids, turns = (
+                [*ids, rng.randrange(alphabet)],
+                [*turns, rng.choice([-1, *turns, max(turns) + 1])],
+            )
         if max(turns) < 0:
             turns = [*turns[:-1], 0]
-        numbers = {turn: i for i, turn in enumerate(dict.fromkeys(turn for turn in turns if turn >= 0))}
+        numbers = {
+            turn: i for i, turn in enumerate(dict.fromkeys(turn for turn in turns if turn >= 0))
+        }
         rows.append(Dialogue(ids, [numbers.get(turn, -1) for turn in turns]))
     return rows
 
@@ -67,8 +74,11 @@ def alone(model, rows, score="sum", gamma=None):
         logp = model.head(model(torch.tensor([row.ids])))[0].log_softmax(-1)
         own = [t for t, turn in enumerate(row.turns) if turn >= 0]
         phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype) if score == "dmpo" else None
-        weights = {"sum": lambda t: 1.0, "mean": lambda t: 1 / len(own),
-                   "dmpo": lambda t: phi[row.turns[t]]}[score]
+        weights = {
+            "sum": lambda t: 1.0,
+            "mean": lambda t: 1 / len(own),
+            "dmpo": lambda t: phi[row.turns[t]],
+        }[score]
         result.append(sum(weights(t) * logp[t - 1, row.ids[t]] for t in own))
     return torch.stack(result)
 
@@ -86,7 +96,7 @@ def test_each_path_of_a_tree_spells_its_trajectory_from_depth_0_on(rows):
 
 @given(forests)
 def test_a_common_beginning_stands_in_the_tree_once(rows):
-    beginnings = {tuple(row.ids[:t + 1]) for row in rows for t in range(len(row.ids))}
+    beginnings = {tuple(row.ids[: t + 1]) for row in rows for t in range(len(row.ids))}
     assert len(grow([row.ids for row in rows]).ids) == len(beginnings)
 
 
@@ -97,7 +107,7 @@ def test_a_token_sees_itself_and_what_stands_before_it_in_its_trajectories_and_n
     expected = torch.zeros_like(sees)
     for path in tree.paths:
         for t, node in enumerate(path):
-            expected[node, path[:t + 1]] = True
+            expected[node, path[: t + 1]] = True
     assert torch.equal(sees, expected)
 
 
@@ -113,12 +123,18 @@ def test_the_order_of_insertion_does_not_show(rows, seed):
 
 @few
 @given(forests, st.sampled_from(["sum", "mean", "dmpo"]), st.floats(0, 1))
-def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one(rows, score, gamma):
-    together, apart = batch_scores(MODEL, collate([rows], score, gamma)), alone(MODEL, rows, score, gamma)
+def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one(
+    rows, score, gamma
+):
+    together, apart = (
+        batch_scores(MODEL, collate([rows], score, gamma)),
+        alone(MODEL, rows, score, gamma),
+    )
     torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-10)
     pull = torch.linspace(-1, 2, len(rows), dtype=torch.float64)
-    torch.testing.assert_close(gradients(MODEL, together @ pull), gradients(MODEL, apart @ pull),
-                               rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        gradients(MODEL, together @ pull), gradients(MODEL, apart @ pull), rtol=1e-10, atol=1e-10
+    )
 
 
 @few
@@ -143,7 +159,9 @@ def test_trees_side_by_side_are_the_trees_alone_and_padding_of_any_junk_changes_
     for b, group in enumerate(groups):
         size = len(grow([row.ids for row in group]).ids)
         padded[b, size:] = seed % V
-    torch.testing.assert_close(batch_scores(MODEL, batch._replace(ids=padded)), apart, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        batch_scores(MODEL, batch._replace(ids=padded)), apart, rtol=1e-10, atol=1e-10
+    )
 
 
 @few
@@ -163,12 +181,18 @@ def test_recomputing_the_blocks_of_a_tree_changes_no_bit(rows):
 def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, budget):
     whole = batch_scores(MODEL, collate([rows])).sum()
     instances = [("task", 1)] * len(rows)
-    groups = grow_groups([(i,) for i in range(len(rows))], [row.ids for row in rows], instances, budget)
+    groups = grow_groups(
+        [(i,) for i in range(len(rows))], [row.ids for row in rows], instances, budget
+    )
     parts = [[rows[i] for i in group.units] for group in groups]
     scored = [batch_scores(MODEL, collate([part])).sum() for part in parts]
     torch.testing.assert_close(sum(scored), whole, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(sum(gradients(MODEL, part) for part in scored), gradients(MODEL, whole),
-                               rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        sum(gradients(MODEL, part) for part in scored),
+        gradients(MODEL, whole),
+        rtol=1e-9,
+        atol=1e-9,
+    )
 
 
 def test_no_token_of_a_sibling_moves_a_trajectory():
@@ -185,12 +209,16 @@ def test_no_token_of_a_sibling_moves_a_trajectory():
 @given(forests)
 def test_a_batch_names_the_agents_tokens_once_and_the_position_before_each(rows):
     batch, tree = collate([rows]), grow([row.ids for row in rows])
-    written = {tuple(row.ids[:t + 1]) for row in rows for t, turn in enumerate(row.turns) if turn >= 0}
+    written = {
+        tuple(row.ids[: t + 1]) for row in rows for t, turn in enumerate(row.turns) if turn >= 0
+    }
     assert len(batch.targets) == len(batch.predict) == len(written)
     spelled = {}
     for path in tree.paths:
-        spelled |= {node: tuple(tree.ids[n] for n in path[:t + 1]) for t, node in enumerate(path)}
-    assert {(*spelled[p], t) for p, t in zip(batch.predict.tolist(), batch.targets.tolist())} == written
+        spelled |= {node: tuple(tree.ids[n] for n in path[: t + 1]) for t, node in enumerate(path)}
+    assert {
+        (*spelled[p], t) for p, t in zip(batch.predict.tolist(), batch.targets.tolist())
+    } == written
 
 
 @given(forests)
@@ -210,8 +238,8 @@ def test_second_rows_are_the_means_of_the_trajectories_asked_for(rows, seed):
     batch = collate([rows], means=means)
     result = batch_scores(MODEL, batch)
     assert batch.rows == len(result) == len(rows) + 3
-    torch.testing.assert_close(result[:len(rows)], alone(MODEL, rows))
-    torch.testing.assert_close(result[len(rows):], alone(MODEL, rows, "mean")[means])
+    torch.testing.assert_close(result[: len(rows)], alone(MODEL, rows))
+    torch.testing.assert_close(result[len(rows) :], alone(MODEL, rows, "mean")[means])
 
 
 def test_a_tree_without_branches_needs_no_mask_and_says_so():
@@ -238,7 +266,8 @@ def test_log_probs_are_those_of_plain_log_softmax(rows):
 
 @given(forests, budgets)
 def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_unit_alone_breaks_it(
-        rows, budget):
+    rows, budget
+):
     units, ids = [(i, (i + 1) % len(rows)) for i in range(len(rows))], [row.ids for row in rows]
     groups = grow_groups(units, ids, [("task", 1)] * len(rows), budget)
     parts = [group.units for group in groups]
@@ -255,7 +284,8 @@ def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_
 
 @given(forests, seeds, budgets)
 def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_the_order_of_its_units(
-        rows, seed, budget):
+    rows, seed, budget
+):
     rng, numbers = random.Random(seed), range(len(rows))
     instances = [("task", rng.randrange(3)) for _ in rows]
     units = [(t, rng.choice([n for n in numbers if instances[n] == instances[t]])) for t in numbers]
@@ -263,12 +293,16 @@ def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_t
     assert sorted(unit for group in groups for unit in group.units) == list(numbers)
     for group in groups:
         assert len({instances[t] for t in group.trajectories}) == 1
-        assert group.trajectories == list(dict.fromkeys(t for unit in group.units for t in units[unit]))
+        assert group.trajectories == list(
+            dict.fromkeys(t for unit in group.units for t in units[unit])
+        )
         assert group.tree == grow([rows[t].ids for t in group.trajectories])
 
 
 @given(st.lists(st.integers(1, 90), max_size=12), st.integers(0, 180))
-def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(lengths, budget):
+def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(
+    lengths, budget
+):
     packed = batches_within(lengths, budget)
     assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
     for batch in packed:
@@ -280,7 +314,9 @@ def test_rows_have_few_lengths_and_the_tree_that_fills_none_of_them_is_read_as_b
     lengths = {row_length(n) for n in range(200, 3000)}
     assert len(lengths) == 64 and all(n <= row_length(n) <= 17 / 16 * n for n in range(1, 3000))
     assert lengths == set(map(row_length, lengths))
-    rows = [Dialogue([7] * shared + list(range(20)), [-1] * shared + [0] * 20) for shared in (12, 13)]
+    rows = [
+        Dialogue([7] * shared + list(range(20)), [-1] * shared + [0] * 20) for shared in (12, 13)
+    ]
     batch = collate([rows])
     assert batch.tokens == 53 and batch.ids.shape == (1, 54)
     for walk_above in (sys.maxsize, 0):
@@ -294,11 +330,17 @@ def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
 
 
 def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
-    silent, long, bare = (Dialogue([1, 2, 3], turns) for turns in ([-1] * 3, [-1, 0, 0], [0, 0, -1]))
+    silent, long, bare = (
+        Dialogue([1, 2, 3], turns) for turns in ([-1] * 3, [-1, 0, 0], [0, 0, -1])
+    )
     check_trajectories([long], ["click-a seed 1"], limit=3)
-    with pytest.raises(ValueError, match="click-a seed 1: 3 tokens, .* at most 2: .* ask for fewer --shots"):
+    with pytest.raises(
+        ValueError, match="click-a seed 1: 3 tokens, .* at most 2: .* ask for fewer --shots"
+    ):
         check_trajectories([long], ["click-a seed 1"], limit=2)
-    with pytest.raises(ValueError, match="^0: 3 tokens, .*, 8: 3 tokens and 3 more, but the model reads"):
+    with pytest.raises(
+        ValueError, match="^0: 3 tokens, .*, 8: 3 tokens and 3 more, but the model reads"
+    ):
         check_trajectories(12 * [long], list(map(str, range(12))), limit=2)
     with pytest.raises(ValueError, match="click-b seed 2: the agent wrote nothing"):
         check_trajectories([long, silent], ["click-a seed 1", "click-b seed 2"], limit=9)

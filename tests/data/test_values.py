@@ -28,8 +28,15 @@ def explorations(draw):
     played = []
     for index in range(draw(st.integers(1, 12))):
         said = draw(st.text("ab", max_size=3))
-        played.append(tiny.episode(said, draw(st.sampled_from(OUTCOMES)), seed=draw(st.integers(0, 1)),
-                                   index=index, forced=draw(st.integers(0, len(said)))))
+        played.append(
+            tiny.episode(
+                said,
+                draw(st.sampled_from(OUTCOMES)),
+                seed=draw(st.integers(0, 1)),
+                index=index,
+                forced=draw(st.integers(0, len(said))),
+            )
+        )
     return played
 
 
@@ -37,8 +44,10 @@ def chain(t, steps, length=3):
     """(probability of slipping at each step 0.3) a continuation from step t that walks so many steps."""
     said = "a" * (t + steps)
     solved = t + steps == length
-    return (0.7**steps * (1.0 if solved else 0.3),
-            tiny.episode(said if solved else said + "x", "solved" if solved else "failed", forced=t))
+    return (
+        0.7**steps * (1.0 if solved else 0.3),
+        tiny.episode(said if solved else said + "x", "solved" if solved else "failed", forced=t),
+    )
 
 
 def test_step_values_are_unbiased_on_a_chain_whose_values_are_known():
@@ -50,7 +59,9 @@ def test_step_values_are_unbiased_on_a_chain_whose_values_are_known():
     for played in product(*(product(of_step, of_step) for of_step in ways)):
         probability = math.prod(p for pair in played for p, _ in pair)
         values = step_values(walked, [episode for pair in played for _, episode in pair])
-        expected = [mean + probability * value for mean, value in zip(expected, values, strict=True)]
+        expected = [
+            mean + probability * value for mean, value in zip(expected, values, strict=True)
+        ]
         total += probability
     assert total == pytest.approx(1)
     assert expected == pytest.approx([0.7**3, 0.7**2, 0.7, 1.0])
@@ -70,8 +81,7 @@ def test_a_value_is_a_share_and_the_order_of_the_continuations_changes_nothing(p
 
 @given(explorations())
 def test_valued_are_the_whole_episodes_from_each_of_whose_steps_somebody_went_on(played):
-    """In their order; nothing is learned if these are none, or none of several turns where some have several.
-    """
+    """In their order; nothing is learned if these are none, or none of several turns where some have several."""
     said = [e for e in played if e.turns]
     whole = [(e, step_values(e, said)) for e in said if not e.forced]
     known = [(e, values) for e, values in whole if None not in values]
@@ -79,7 +89,7 @@ def test_valued_are_the_whole_episodes_from_each_of_whose_steps_somebody_went_on
         assert valued_episodes(played, [], "a reader") == known
     except NothingToLearn:
         single = all(len(e.turns) == 1 for e, _ in known)
-        assert not known or single and any(len(e.turns) > 1 for e, _ in whole)
+        assert not known or (single and any(len(e.turns) > 1 for e, _ in whole))
 
 
 @given(explorations())
@@ -88,8 +98,12 @@ def test_what_does_not_begin_in_a_state_does_not_count_for_it(played):
     for episode in played:
         values = step_values(episode, played)
         for t, value in enumerate(values[:-1]):
-            here = [e.solved for e in played if (e.instance, e.forced, e.said[:e.forced]) ==
-                    (episode.instance, t, episode.said[:t])]
+            here = [
+                e.solved
+                for e in played
+                if (e.instance, e.forced, e.said[: e.forced])
+                == (episode.instance, t, episode.said[:t])
+            ]
             assert value == (sum(here) / len(here) if here else None)
 
 
@@ -103,8 +117,10 @@ def test_the_states_are_all_that_was_said_before_a_step_of_the_agents_own_each_o
 
 def chance(drops, slips, both, steps):
     """P(at least so many slips among the drops) if the drops were drawn at random: a hypergeometric tail."""
-    return sum(math.comb(slips, n) * math.comb(steps - slips, drops - n)
-               for n in range(both, min(slips, drops) + 1)) / math.comb(steps, drops)
+    return sum(
+        math.comb(slips, n) * math.comb(steps - slips, drops - n)
+        for n in range(both, min(slips, drops) + 1)
+    ) / math.comb(steps, drops)
 
 
 def test_the_chance_of_a_coincidence_by_hand():
@@ -124,10 +140,13 @@ def test_a_slip_of_the_clumsy_expert_is_where_the_value_drops(tmp_path):
     for episode in read(recorded):
         actions = [parse(turn.action) for turn in episode.turns]
         drops = step_values(episode, continuations)
-        steps += [(actions[t] != expert_action(episode, t, actions[:t]), drops[t] > drops[t + 1])
-                  for t in range(len(actions))]
-    slips, drops, both = (sum(map(test, steps)) for test in (
-        lambda step: step[0], lambda step: step[1], all))
+        steps += [
+            (actions[t] != expert_action(episode, t, actions[:t]), drops[t] > drops[t + 1])
+            for t in range(len(actions))
+        ]
+    slips, drops, both = (
+        sum(map(test, steps)) for test in (lambda step: step[0], lambda step: step[1], all)
+    )
     assert len(steps) > 40 and 5 < slips < len(steps) / 2
     assert chance(drops, slips, both, len(steps)) < 0.01
     assert both / slips > 2 * (drops - both) / (len(steps) - slips)

@@ -1,4 +1,5 @@
 """Actions: the text is exact where it is ours, forgiving where it is a model's, and never more than text."""
+
 import re
 
 import pytest
@@ -39,7 +40,11 @@ def test_any_text_is_an_action_or_an_action_error(text):
         assert "\n" not in str(error)
 
 
-@given(actions(), st.sampled_from(["{}", " {} ", "{}.", "`{}`", "```{}```", "`{}`.", "{};"]), st.booleans())
+@given(
+    actions(),
+    st.sampled_from(["{}", " {} ", "{}.", "`{}`", "```{}```", "`{}`.", "{};"]),
+    st.booleans(),
+)
 def test_wrapping_and_case_of_the_command_do_not_matter(action, wrapping, lower):
     text = render(action)
     name, rest = text[: len(action.command)], text[len(action.command) :]
@@ -74,7 +79,10 @@ def test_what_is_nearly_right_is_read_as_meant(text, action):
         ("CLICK(ref=3, ref=4)", "ref is given twice"),
         ("CLICK_AT(x='ten', y=1)", "x of CLICK_AT must be a whole number"),
         ("CLICK_AT(x=99999, y=1)", "within 10000 pixels"),
-        (f"TYPE(ref=3, text='{'x' * (MAX_LETTERS + 1)}')", "text of TYPE must have at most 1,000 characters"),
+        (
+            f"TYPE(ref=3, text='{'x' * (MAX_LETTERS + 1)}')",
+            "text of TYPE must have at most 1,000 characters",
+        ),
         ("TYPE(ref=3 text='a')", "a comma is missing"),
         ("CLICK(3)", 'name="value"'),
         ("CLICK(ref=3) CLICK(ref=4)", "a comma is missing"),

@@ -1,4 +1,5 @@
 """What pages of the web are made of: rows, cards, editors, dates, sliders, names and states, slow servers."""
+
 import asyncio
 import gc
 import re
@@ -25,12 +26,15 @@ PAGES = {
     "/aborted": """<p>x<script>const end = new AbortController();
         fetch("/silent", { signal: end.signal }).catch(() => 0);
         setTimeout(() => end.abort(), 100)</script>""",
-    "/two": "<p>Two</p><a href=/need>on</a>", "/sent": "ok",
+    "/two": "<p>Two</p><a href=/need>on</a>",
+    "/sent": "ok",
     "/row": """<table><tr style='cursor: pointer' onclick='document.title = 1'>
         <td><input type=checkbox><td>Ann<td><button>Star</button></table>
         <div style='cursor: pointer; text-align: center' onclick='document.title = 2'>
         row <a href=/two>the link in the middle of it</a></div>""",
-    "/log": "<pre>" + "\n".join(f"line {n} of a log with some words" for n in range(20_000)) + "</pre>",
+    "/log": "<pre>"
+    + "\n".join(f"line {n} of a log with some words" for n in range(20_000))
+    + "</pre>",
     "/over": """<div style='position: relative'>Choose<select aria-label=Size style='opacity: 0;
         position: absolute; inset: 0'><option>S<option>L</select></div>
         <div style='opacity: 0'><input aria-label=faded></div>""",
@@ -61,7 +65,8 @@ PAGES = {
         <a href=/two><img alt=PDF width=9 height=9> Report <img alt=gone style='opacity: 0'></a>
         <button aria-label='Delete Ann'><img alt=trash width=9 height=9></button>
         <img alt=Cart style='cursor: pointer' width=9 height=9>""",
-    "/han": f"<p>{'漢' * 9_999}", "/private": "<button aria-label=Find>\ue8b6</button><p>\ue8b6",
+    "/han": f"<p>{'漢' * 9_999}",
+    "/private": "<button aria-label=Find>\ue8b6</button><p>\ue8b6",
     "/many": f"<select aria-label=N>{''.join(f'<option>{n:0100}' for n in range(60))}</select>after",
     "/captions": """<input type=submit><input type=reset><input type=submit value='' title=Find>
         <input type=submit value=Go>""",
@@ -148,9 +153,11 @@ PAGES = {
         main {{ height: 300px; overflow: auto; scroll-behavior: smooth }}</style>
         <a href="#" onclick="this.nextElementSibling.scrollTop = 9999; return false">down</a>
         <main>{LONG}</main>`)</script>""",
-    "/when": "<style>input { width: 240px; padding: 6px 12px }</style>" + "".join(
-        f"<input type={kind} aria-label={kind.split()[0]}>" for kind in (
-            *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
+    "/when": "<style>input { width: 240px; padding: 6px 12px }</style>"
+    + "".join(
+        f"<input type={kind} aria-label={kind.split()[0]}>"
+        for kind in (*KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")
+    ),
 }
 
 
@@ -171,19 +178,23 @@ def home(run, site):
 @pytest.fixture
 def at(run, home, site):
     """Opens a page; its lines without their refs."""
+
     def lines(path):
         home.bounds.url = f"{site.origin}{path}"
         return re.sub(r" \[\d+\]", "", run(home.reset()).text).split("\n")
+
     return lines
 
 
 @pytest.fixture
 def use(run, home):
     """Acts on the element whose line has this name."""
+
     def step(name, command="CLICK", **args):
         text = run(home.page.look()).text
         ref = re.search(rf'^.*"{name}".* \[(\d+)\]$', text, re.MULTILINE)[1]
         return run(home.step(Action(command, ref=ref, **args)))
+
     return step
 
 
@@ -218,7 +229,10 @@ def test_a_server_that_gives_no_answer_does_not_end_the_visit(monkeypatch, at, u
     at("/late")
     monkeypatch.setattr(page, "DEADLINE_S", 1.0)
     seen = use("late")
-    assert "the page gave no answer: what was loading was stopped" in seen.error and "Name" in seen.text
+    assert (
+        "the page gave no answer: what was loading was stopped" in seen.error
+        and "Name" in seen.text
+    )
     assert 'value="here"' in use("Name", "TYPE", text="here").text
 
 
@@ -244,35 +258,64 @@ def test_a_field_that_is_laid_over_its_drawing_is_listed_and_a_faded_one_is_not(
 
 
 def test_words_under_what_has_no_paint_are_told_and_those_under_paint_are_not(at):
-    assert at("/card") == ['text "Shoe"', 'text "$20"', 'link "Buy"', 'box "black"', 'text "under nothing"']
+    assert at("/card") == [
+        'text "Shoe"',
+        'text "$20"',
+        'link "Buy"',
+        'box "black"',
+        'text "under nothing"',
+    ]
 
 
 def test_words_that_are_cut_away_name_what_shows_none(at):
-    assert at("/heard") == ['button "Close menu #efefef"', 'input text "Search"', 'button "fa #efefef"',
-                           'button "fb #efefef"', "checkbox", 'input text "Mail"']
+    assert at("/heard") == [
+        'button "Close menu #efefef"',
+        'input text "Search"',
+        'button "fa #efefef"',
+        'button "fb #efefef"',
+        "checkbox",
+        'input text "Mail"',
+    ]
 
 
 def test_a_long_text_that_can_be_used_is_told_as_far_as_any_other(at):
     line = at("/code")[0]
-    assert line.startswith('item "code code') and line.count("code") == 40 and line.count("word") == 30
+    assert (
+        line.startswith('item "code code') and line.count("code") == 40 and line.count("word") == 30
+    )
 
 
 def test_cells_and_pictures_are_words_of_their_own(at):
     assert at("/cells") == ['item "Ann Bonn 42"']
-    assert at("/alts") == ['radio "Visa"', 'link "PDF Report"', 'button "Delete Ann #efefef"', 'icon "Cart"']
+    assert at("/alts") == [
+        'radio "Visa"',
+        'link "PDF Report"',
+        'button "Delete Ann #efefef"',
+        'icon "Cart"',
+    ]
 
 
-def test_what_is_disabled_is_told_though_the_mouse_passes_through_it_or_it_is_drawn_by_its_label(at, use):
+def test_what_is_disabled_is_told_though_the_mouse_passes_through_it_or_it_is_drawn_by_its_label(
+    at, use
+):
     seen = at("/off")
-    assert seen[:4] == ['checkbox "Box" disabled', 'button "Save" disabled',
-                        'input text value="Lina" disabled', 'text "passed through"']
+    assert seen[:4] == [
+        'checkbox "Box" disabled',
+        'button "Save" disabled',
+        'input text value="Lina" disabled',
+        'text "passed through"',
+    ]
     assert 'button "under a dialog" disabled' not in seen
     assert use("Box").error.endswith("is disabled") and use("Save").error.endswith("is disabled")
 
 
 def test_a_paragraph_without_spaces_is_told_as_far_as_it_lies_in_the_window(at):
     told, more = at("/han")
-    assert told.startswith('text "漢') and 1_000 < told.count("漢") <= 2_000 and more.startswith("... more")
+    assert (
+        told.startswith('text "漢')
+        and 1_000 < told.count("漢") <= 2_000
+        and more.startswith("... more")
+    )
 
 
 def test_an_icon_fonts_letters_are_no_words(at):
@@ -281,11 +324,15 @@ def test_an_icon_fonts_letters_are_no_words(at):
 
 def test_a_long_list_hides_nothing_that_follows(at):
     options, after = at("/many")
-    assert '... 41 more value="' in options and after == 'text "after"'  # 19 of 60: 19 * 102 < 2,000
+    assert (
+        '... 41 more value="' in options and after == 'text "after"'
+    )  # 19 of 60: 19 * 102 < 2,000
 
 
 def test_a_button_without_a_caption_has_the_browsers(at):
-    assert at("/captions") == [f'button "{caption}"' for caption in ("Submit", "Reset", "Find", "Go")]
+    assert at("/captions") == [
+        f'button "{caption}"' for caption in ("Submit", "Reset", "Find", "Go")
+    ]
 
 
 def test_an_empty_clipboard_takes_nothing_away(at, use, press):
@@ -297,12 +344,17 @@ def test_an_empty_clipboard_takes_nothing_away(at, use, press):
 
 def test_the_last_line_says_how_to_see_more_and_does_no_harm(at, use, press):
     assert at("/choice")[-1].endswith("below (PageDown): PRESS the key, or SCROLL")
-    assert use("Size", "SELECT", option="M").text.endswith("more below: SCROLL")  # PageDown would choose
+    assert use("Size", "SELECT", option="M").text.endswith(
+        "more below: SCROLL"
+    )  # PageDown would choose
     press("Enter")  # opens the list
     assert 'value="L"' in use("Size", "SELECT", option="L").text
     assert at("/wide")[-1] == "... more beside (dx): SCROLL"
     assert "more" not in at("/held")[-1] and "more" not in at("/cut")[-1]
-    assert [line[:22] for line in at("/inner")[-2:]] == ["... more beside (dx): ", "... more below: SCROLL"]
+    assert [line[:22] for line in at("/inner")[-2:]] == [
+        "... more beside (dx): ",
+        "... more below: SCROLL",
+    ]
 
 
 def test_a_choice_that_the_page_takes_back_is_told(at, use):
@@ -330,8 +382,12 @@ def test_names_that_a_page_gives_in_other_ways_are_told(at):
 
 
 def test_aria_states_are_told(at):
-    assert at("/states") == ['option "O" selected', 'button "B" pressed', 'button "M" expanded',
-                             'treeitem "T"']
+    assert at("/states") == [
+        'option "O" selected',
+        'button "B" pressed',
+        'button "M" expanded',
+        'treeitem "T"',
+    ]
     assert at("/twice")[0] == 'button "A" disabled'
 
 
@@ -341,8 +397,10 @@ def test_what_is_open_or_chosen_in_part_and_the_name_of_a_drawing_are_told(at):
     assert drawing.startswith('drawing "Delete" from ')
 
 
-@pytest.mark.parametrize("path, first", [
-    ("/drag", 'item "move me"'), ("/float", 'link "Photo"'), ("/typed", 'link "there"')])
+@pytest.mark.parametrize(
+    "path, first",
+    [("/drag", 'item "move me"'), ("/float", 'link "Photo"'), ("/typed", 'link "there"')],
+)
 def test_what_can_be_used_is_listed(at, path, first):
     assert at(path)[0] == first
 
@@ -404,10 +462,17 @@ def test_a_form_whose_fields_are_named_like_all_its_properties_is_read_and_used(
     assert "is not a field one can type in" in use("Click", "TYPE", text="yes").error
 
 
-@pytest.mark.parametrize("kind, texts", [
-    ("month", ["2024-05"]), ("week", ["2024-W07", "2023-W50"]), ("date", ["2024-05-06"]),
-    ("datetime-local", ["2024-05-06T13:05", "2023-12-01T00:07", "2024-05-06T13:05:00"]),
-    ("soon", ["2024-05-06T09:05"]), ("time", ["09:05", "13:05", "12:00", "00:05"])])
+@pytest.mark.parametrize(
+    "kind, texts",
+    [
+        ("month", ["2024-05"]),
+        ("week", ["2024-W07", "2023-W50"]),
+        ("date", ["2024-05-06"]),
+        ("datetime-local", ["2024-05-06T13:05", "2023-12-01T00:07", "2024-05-06T13:05:00"]),
+        ("soon", ["2024-05-06T09:05"]),
+        ("time", ["09:05", "13:05", "12:00", "00:05"]),
+    ],
+)
 def test_a_date_or_time_is_typed_as_its_value_is_written(at, use, kind, texts):
     at("/when")
     for text in texts:
@@ -418,14 +483,26 @@ def test_a_date_or_time_is_typed_as_its_value_is_written(at, use, kind, texts):
 def test_a_date_in_another_form_is_refused_with_the_right_one(at, use):
     at("/when")
     error = use("month", "TYPE", text="05/2024").error
-    assert re.fullmatch(r"\[\d+\] holds '.*' now, and not '05/2024': write it as 2024-05-31, .*", error)
+    assert re.fullmatch(
+        r"\[\d+\] holds '.*' now, and not '05/2024': write it as 2024-05-31, .*", error
+    )
 
 
 def test_open_shadow_trees_are_read_as_they_are_drawn_and_used_like_any_element(run, home, at, use):
     assert at("/shadow") == [
-        'text "Before"', 'text "loose"', 'text "Title"', 'text "light words"', 'text "foot"', 'button "Save"',
-        'text "Town"', 'input text "Town"', 'item "Row"', 'select "Size" options "S", "M", "L" value="S"',
-        'link "the shadow\'s"', 'text "after"']
+        'text "Before"',
+        'text "loose"',
+        'text "Title"',
+        'text "light words"',
+        'text "foot"',
+        'button "Save"',
+        'text "Town"',
+        'input text "Town"',
+        'item "Row"',
+        'select "Size" options "S", "M", "L" value="S"',
+        'link "the shadow\'s"',
+        'text "after"',
+    ]
     for name, title in (("Save", "1"), ("Row", "2")):
         use(name)
         assert run(home.page._tab.title()) == title
@@ -437,8 +514,16 @@ def test_open_shadow_trees_are_read_as_they_are_drawn_and_used_like_any_element(
 
 def test_what_lies_in_a_slot_belongs_to_what_the_shadow_draws_around_it(at):
     assert [line.replace(" #efefef", "") for line in at("/slots")] == [
-        'link "inline words"', 'tab "One"', 'tab "Two"', 'link "Photo"', 'button "Search"', 'checkbox "over"',
-        'box "red"', 'box "blue"', 'text "yes"']
+        'link "inline words"',
+        'tab "One"',
+        'tab "Two"',
+        'link "Photo"',
+        'button "Search"',
+        'checkbox "over"',
+        'box "red"',
+        'box "blue"',
+        'text "yes"',
+    ]
 
 
 def test_what_moves_or_scrolls_smoothly_in_a_shadow_comes_to_rest(at, use):

@@ -1,4 +1,5 @@
 """The browser: it is found, it starts, it goes, and an episode does not notice when it dies."""
+
 import asyncio
 import gc
 import os
@@ -27,10 +28,14 @@ def children(parent: int) -> dict[int, str]:
     """The processes below one, with their command lines."""
     # `ww`: whole lines, however narrow the terminal
     listing = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True)
-    rows = [(int(pid), int(above), command)
-            for pid, above, command in (line.split(None, 2) for line in listing.stdout.splitlines())]
+    rows = [
+        (int(pid), int(above), command)
+        for pid, above, command in (line.split(None, 2) for line in listing.stdout.splitlines())
+    ]
     found, parents = {}, {parent}
-    while parents:  # level by level: once the numbers have started again, a child's is below its parent's
+    while (
+        parents
+    ):  # level by level: once the numbers have started again, a child's is below its parent's
         level = {pid: command for pid, above, command in rows if above in parents}
         found, parents = found | level, set(level)
     return {pid: command for pid, command in found.items() if not command.startswith("ps ")}
@@ -39,7 +44,11 @@ def children(parent: int) -> dict[int, str]:
 def alive(pids) -> list[int]:
     """Which of the processes still run (the dead that nobody has buried do not count)."""
     status = [Path(f"/proc/{pid}/stat") for pid in pids]
-    return [stat for stat in status if stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"]
+    return [
+        stat
+        for stat in status
+        if stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    ]
 
 
 def left(seen: dict[int, str]) -> list[int]:
@@ -66,14 +75,23 @@ async def close(env):
 
 def processes(kind, parent=None):
     """Below a process, by default this one: the driver, Chromium's own process, its renderers, the guard."""
-    pattern = {"driver": r"playwright/driver", "chromium": r"^(?!.*--type=).*--remote-debugging-pipe",
-               "renderer": r"--type=renderer(?!.*--top-chrome-webui)", "guard": r"^/bin/sh -c read",
-               "nothing": r"(?!)"}[kind]
-    return [pid for pid, command in children(parent or os.getpid()).items() if re.search(pattern, command)]
+    pattern = {
+        "driver": r"playwright/driver",
+        "chromium": r"^(?!.*--type=).*--remote-debugging-pipe",
+        "renderer": r"--type=renderer(?!.*--top-chrome-webui)",
+        "guard": r"^/bin/sh -c read",
+        "nothing": r"(?!)",
+    }[kind]
+    return [
+        pid
+        for pid, command in children(parent or os.getpid()).items()
+        if re.search(pattern, command)
+    ]
 
 
 def signals(kind, number):
     """The accident that all processes of a kind get a signal."""
+
     async def accident(env):
         for pid in processes(kind):
             os.kill(pid, number)
@@ -120,9 +138,13 @@ ACCIDENTS = {"close": close, "crash": crash, "hang": hang} | {
 ELSEWHERE = ("crash", "hang", "kill renderer", "kill chromium", "kill driver")
 
 
-@pytest.mark.parametrize("accident", [
-    pytest.param(accident, id=name, marks=[pytest.mark.slow] * (name in ELSEWHERE))
-    for name, accident in ACCIDENTS.items()])
+@pytest.mark.parametrize(
+    "accident",
+    [
+        pytest.param(accident, id=name, marks=[pytest.mark.slow] * (name in ELSEWHERE))
+        for name, accident in ACCIDENTS.items()
+    ],
+)
 def test_an_episode_does_not_notice_an_accident(accident, peaceful, monkeypatch, caplog):
     monkeypatch.setattr(page, "DEADLINE_S", 2.0)  # seconds that a call may take
     assert asyncio.run(play(accident)) == peaceful
@@ -158,7 +180,9 @@ def test_a_replay_that_shows_something_else_is_an_error_not_data():
             await close(env)
             with pytest.raises(EnvError, match="went differently when it was replayed"):
                 await env.step(PASSWORD)
-            assert (await env.reset("click-test", 0)).outcome is None  # and the next episode is a good one
+            assert (
+                await env.reset("click-test", 0)
+            ).outcome is None  # and the next episode is a good one
 
     asyncio.run(play())
 
@@ -232,7 +256,9 @@ def test_two_hundred_episodes_leave_no_process_behind():
             before = len(children(os.getpid()))
             for seed in range(100):
                 await asyncio.gather(*[env.reset("click-test", seed) for env in chromium.envs])
-                seen = await asyncio.gather(*[env.step(Action("CLICK", ref="1")) for env in chromium.envs])
+                seen = await asyncio.gather(
+                    *[env.step(Action("CLICK", ref="1")) for env in chromium.envs]
+                )
                 assert all(each.outcome is Outcome.SOLVED for each in seen)
             assert len(children(os.getpid())) <= before
 
@@ -246,8 +272,11 @@ def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(EnvError, match="no Chromium found: run `playwright install"):
         find_chromium()
-    shells = ("bin/chromium-headless-shell", "chromium_headless_shell-1200/chrome-linux/headless_shell",
-              "chromium_headless_shell-1201/chrome-headless-shell-linux64/chrome-headless-shell")
+    shells = (
+        "bin/chromium-headless-shell",
+        "chromium_headless_shell-1200/chrome-linux/headless_shell",
+        "chromium_headless_shell-1201/chrome-headless-shell-linux64/chrome-headless-shell",
+    )
     full = ("bin/google-chrome", "bin/chromium", "chromium-1200/chrome-linux/chrome")
     for path in (*full, *shells, "mine"):
         program = tmp_path / path
@@ -262,7 +291,9 @@ def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
         find_chromium()
 
 
-def test_without_a_sandbox_on_the_system_miniwob_is_opened_and_the_web_is_not(monkeypatch, tmp_path, capsys):
+def test_without_a_sandbox_on_the_system_miniwob_is_opened_and_the_web_is_not(
+    monkeypatch, tmp_path, capsys
+):
     """As on Ubuntu since 23.10, where AppArmor has to know the program."""
     program = tmp_path / "chromium"
     program.write_text(f"""#!/bin/sh
@@ -280,8 +311,13 @@ def test_without_a_sandbox_on_the_system_miniwob_is_opened_and_the_web_is_not(mo
                 assert (await chromium.envs[0].reset("click-test", 1)).text
 
     asyncio.run(start(page.Page))
-    assert "finds no sandbox on this system: MiniWoB's pages are opened without" in capsys.readouterr().err
-    with pytest.raises(EnvError, match="finds no sandbox on this system, and no page of the web is visited"):
+    assert (
+        "finds no sandbox on this system: MiniWoB's pages are opened without"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(
+        EnvError, match="finds no sandbox on this system, and no page of the web is visited"
+    ):
         asyncio.run(start(WebPage))
 
 

@@ -1,4 +1,5 @@
 """Experts on real pages, and their habits: what an expert can do, what a clumsy one does wrong."""
+
 import asyncio
 import random
 from collections import deque
@@ -85,10 +86,14 @@ words = st.text(st.characters(exclude_characters="\n") | st.sampled_from('"\\ [3
 
 def test_a_mail_by_someone_with_two_names_is_found():
     """About one name in a thousand has two words."""
-    mails = "\n".join(f'item "{name} Mauris." [{n}]\nicon "trash" [{n + 1}]\nicon "star" [{n + 2}]'
-                      for n, name in ((1, "Jo Ann"), (4, "Jo"), (7, "Ann")))
+    mails = "\n".join(
+        f'item "{name} Mauris." [{n}]\nicon "trash" [{n + 1}]\nicon "star" [{n + 2}]'
+        for n, name in ((1, "Jo Ann"), (4, "Jo"), (7, "Ann"))
+    )
     for name, ref in (("Jo Ann", "2"), ("Jo", "5"), ("Ann", "8")):
-        seen = Observation(f"Find the email by {name} and click the trash icon to delete it.", mails)
+        seen = Observation(
+            f"Find the email by {name} and click the trash icon to delete it.", mails
+        )
         assert EXPERTS["email-inbox-delete"](seen, []).action == Action("CLICK", ref=ref)
 
 
@@ -96,7 +101,9 @@ def test_a_mail_by_someone_with_two_names_is_found():
 def test_a_line_is_read_back_whatever_its_label_and_value(label, value, ref):
     quoted = ('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (label, value))
     line = "input text {} value={} focused [{}]".format(*quoted, ref)
-    assert element(line) == Element("input", label, value, (), frozenset({"text", "focused"}), str(ref), line)
+    assert element(line) == Element(
+        "input", label, value, (), frozenset({"text", "focused"}), str(ref), line
+    )
 
 
 def test_plain_text_that_looks_like_a_reference_is_none():
@@ -196,13 +203,19 @@ def test_a_plan_quotes_the_task_as_far_as_the_step_that_is_next():
 
 def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name_before():
     area = f'textarea #text value="{"lorem " * 99}" at top [1]'
-    scroll = EXPERTS["scroll-text-2"](page("Scroll the textarea to the bottom of the text", area), [])
+    scroll = EXPERTS["scroll-text-2"](
+        page("Scroll the textarea to the bottom of the text", area), []
+    )
     assert scroll.thought == "bottom, down: textarea #text at top [1]" and scroll.line == area
-    shell = page("delete a file ending with the extension .rb", f'item "terminal {"x" * 60} user$" [1]')
+    shell = page(
+        "delete a file ending with the extension .rb", f'item "terminal {"x" * 60} user$" [1]'
+    )
     assert EXPERTS["terminal"](shell, []).thought == "ls: item [1]"
     boxes = ['checkbox "a" checked [1]', 'checkbox "b" checked [2]', "", 'button "Submit" [4]']
-    for boxes[2], thought in (('checkbox "c" [3]', 'b, c: checkbox "c" [3]'),
-                              ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]')):
+    for boxes[2], thought in (
+        ('checkbox "c" [3]', 'b, c: checkbox "c" [3]'),
+        ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]'),
+    ):
         seen = page("Select a, b, c and click Submit.", *boxes)
         assert EXPERTS["click-checkboxes-large"](seen, []).thought == thought
 
@@ -211,37 +224,68 @@ def test_a_thought_says_first_what_its_step_follows_from():
     def thought(task, instruction, *lines):
         return EXPERTS[task](page(instruction, *lines), []).thought
 
-    tickets = [line for hours, price in ((9, 70), (25, 40), (13, 50)) for line in (
-        f'text "{hours}h 2m"', f'button "Book for ${price}" [{hours}]')]
-    for wish, words in (("cheapest cost", "cheapest: $70 yes, $40 yes, $50 no, so $40"),
-                        ("longest duration", "longest: 9h 2m yes, 25h 2m yes, 13h 2m no, so 25h 2m")):
+    tickets = [
+        line
+        for hours, price in ((9, 70), (25, 40), (13, 50))
+        for line in (f'text "{hours}h 2m"', f'button "Book for ${price}" [{hours}]')
+    ]
+    for wish, words in (
+        ("cheapest cost", "cheapest: $70 yes, $40 yes, $50 no, so $40"),
+        ("longest duration", "longest: 9h 2m yes, 25h 2m yes, 13h 2m no, so 25h 2m"),
+    ):
         assert thought("buy-ticket", f"Buy the ticket with the {wish}.", *tickets) == (
-            f'{words}: button "Book for $40" [25]')
-    icons = ['icon "selected red #f00" [1]', 'icon "blue #00f" [2]', 'icon "red #e00" [3]',
-             'button "Submit" [4]']
+            f'{words}: button "Book for $40" [25]'
+        )
+    icons = [
+        'icon "selected red #f00" [1]',
+        'icon "blue #00f" [2]',
+        'icon "red #e00" [3]',
+        'button "Submit" [4]',
+    ]
     assert thought("click-shades", "Select all the shades of red", *icons) == (
-        'after 1, 2 blue, 3 red: icon "red #e00" [3]')
+        'after 1, 2 blue, 3 red: icon "red #e00" [3]'
+    )
     icons[2] = 'icon "selected red #e00" [3]'
     assert thought("click-shades", "Select all the shades of red", *icons) == (
-        'after 3, no more: button "Submit" [4]')
+        'after 3, no more: button "Submit" [4]'
+    )
     icons[1] = 'icon "selected blue #00f" [2]'  # by mistake
     assert thought("click-shades", "Select all the shades of red", *icons) == (
-        'after 1, 2 blue: icon "selected blue #00f" [2]')
-    posts = ['text "@a One."', 'icon "like active" [1]', 'text "@b Two."', 'icon "like" [2]',
-             'text "@a Six."', 'icon "like" [3]', 'button "Submit" [4]']
-    for amount, words in (("all posts", "after 1, @a Six., like 3"),
-                          ("2 posts", "after 1, 2 of 2, @a Six., like 3"),
-                          ("1 post", "after 1, 1 of 1, no more")):
+        'after 1, 2 blue: icon "selected blue #00f" [2]'
+    )
+    posts = [
+        'text "@a One."',
+        'icon "like active" [1]',
+        'text "@b Two."',
+        'icon "like" [2]',
+        'text "@a Six."',
+        'icon "like" [3]',
+        'button "Submit" [4]',
+    ]
+    for amount, words in (
+        ("all posts", "after 1, @a Six., like 3"),
+        ("2 posts", "after 1, 2 of 2, @a Six., like 3"),
+        ("1 post", "after 1, 1 of 1, no more"),
+    ):
         task = f'Click the "Like" button on {amount} by @a and then click Submit.'
         last = posts[-1] if amount == "1 post" else posts[-2]
         assert thought("social-media-all", task, *posts) == f"{words}: {last}"
-    numbers = ['button "Odd" [1]', 'text "-12"', 'button "Even" selected [2]', 'button "Odd" [3]', 'text "7"',
-               'button "Even" [4]', 'button "Submit" [5]']
+    numbers = [
+        'button "Odd" [1]',
+        'text "-12"',
+        'button "Even" selected [2]',
+        'button "Odd" [3]',
+        'text "7"',
+        'button "Even" [4]',
+        'button "Submit" [5]',
+    ]
     assert thought("odd-or-even", "Mark the numbers", *numbers) == (
-        '-12, 7 ends in 7, none of 0 2 4 6 8, odd: button "Odd" [3]')
+        '-12, 7 ends in 7, none of 0 2 4 6 8, odd: button "Odd" [3]'
+    )
     several = 'select multiple options "a", "b", "c" value="c" [1]'
     assert thought("click-scroll-list", "Select c, a from the scroll list", several) == (
-        'c, a, 2 of 2: select "a" [1]')
+        'c, a, 2 of 2: select "a" [1]'
+    )
 
 
 def test_an_expert_refuses_another_task():
@@ -307,7 +351,9 @@ def test_with_full_noise_every_decision_that_can_slip_does(golden):
         act = clumsy(EXPERTS[episode.task], 1.0, random.Random(0))
         for seen, done, right in episode.moments():
             slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
-            assert act(seen, done) in ([slip._replace(words=right.words) for slip in slips] or [right])
+            assert act(seen, done) in (
+                [slip._replace(words=right.words) for slip in slips] or [right]
+            )
 
 
 def test_the_same_seed_slips_in_the_same_way():
@@ -323,14 +369,19 @@ def test_each_turn_of_a_clumsy_policy_has_a_stream_of_its_own():
 
     def said(turns):
         jobs = [Job("login-user", seed, 0, 8) for seed in range(20)]
-        return [asyncio.run(policy.answer(0, RunningEpisode(job, LOGIN, turns))).text for job in jobs]
+        return [
+            asyncio.run(policy.answer(0, RunningEpisode(job, LOGIN, turns))).text for job in jobs
+        ]
 
     assert said([]) == said([]) != said([failed])
 
 
 def test_each_habit_is_twice_as_likely_as_the_next():
     """Two slips, noise 1: 2/3 and 1/3 of 2,700 decisions, within four standard deviations (98)."""
-    act, right = clumsy(EXPERTS["login-user"], 1.0, random.Random(0)), EXPERTS["login-user"](LOGIN, [])
+    act, right = (
+        clumsy(EXPERTS["login-user"], 1.0, random.Random(0)),
+        EXPERTS["login-user"](LOGIN, []),
+    )
     slips = [act(LOGIN, []) for _ in range(2_700)]
     counts = [slips.count(habit(LOGIN, right)) for habit in HABITS.values()]
     assert counts == pytest.approx([1800, 900], abs=98)

@@ -1,4 +1,5 @@
 """The Gymnasium environments: the library's own checks, seeds, ends, and one browser for all of them."""
+
 import asyncio
 import os
 import subprocess
@@ -26,7 +27,9 @@ BUTTON = "minidpo/miniwob-click-button-v0"
 def chromiums(parent: int | None = None) -> list[int]:
     """The processes of this one's browsers."""
     below = children(parent or os.getpid())
-    return [pid for pid, command in below.items() if "--type=" in command or "playwright" in command]
+    return [
+        pid for pid, command in below.items() if "--type=" in command or "playwright" in command
+    ]
 
 
 def drivers() -> int:
@@ -41,7 +44,9 @@ def ref_of(line: str) -> str:
 def right(observation: dict) -> str:
     """The action that solves click-button."""
     name = observation["instruction"].split('"')[1]
-    line = next(line for line in observation["page"].splitlines() if line.startswith(f'button "{name}"'))
+    line = next(
+        line for line in observation["page"].splitlines() if line.startswith(f'button "{name}"')
+    )
     return f'CLICK(ref="{ref_of(line)}")'
 
 
@@ -122,14 +127,22 @@ def test_the_page_is_the_one_that_collect_shows(env):
         async with Browser(pages=1) as chromium:
             return await chromium.envs[0].reset("click-button", SEEDS["validation"][3])
 
-    expected, (observation, _) = asyncio.run(seen()), env.reset(seed=3, options={"split": "validation"})
+    expected, (observation, _) = (
+        asyncio.run(seen()),
+        env.reset(seed=3, options={"split": "validation"}),
+    )
     assert observation == {"instruction": expected.instruction, "page": expected.text, "error": ""}
 
 
 def test_reward_is_one_exactly_when_solved(env):
     observation, info = env.reset(seed=0)
-    assert info == {"task": "click-button", "seed": SEEDS["rollouts"][0], "turns": 0, "outcome": None,
-                    "raw_reward": 0.0}
+    assert info == {
+        "task": "click-button",
+        "seed": SEEDS["rollouts"][0],
+        "turns": 0,
+        "outcome": None,
+        "raw_reward": 0.0,
+    }
     _, *end, info = env.step(right(observation))
     assert end == [1.0, True, False]
     assert (info["outcome"], info["raw_reward"], info["turns"]) == ("solved", 1.0, 1)
@@ -143,7 +156,10 @@ def test_reward_is_one_exactly_when_solved(env):
 def test_an_unusable_action_costs_a_turn_and_the_next_observation_says_why(env):
     first, _ = env.reset(seed=0)
     seen, *end, info = env.step("click the button")
-    assert seen == {**first, "error": "an action looks like CLICK(ref=\"3\"), got 'click the button'"}
+    assert seen == {
+        **first,
+        "error": "an action looks like CLICK(ref=\"3\"), got 'click the button'",
+    }
     assert end == [0.0, False, False] and info["turns"] == 1
     seen, *_ = env.step('CLICK(ref="77")')
     assert seen == {**first, "error": "there is no [77]"}
@@ -154,7 +170,9 @@ def test_an_unusable_action_costs_a_turn_and_the_next_observation_says_why(env):
 def test_an_episode_is_truncated_at_the_tasks_limit_and_has_then_ended(env):
     env.reset(seed=0)
     ends = [env.step('PRESS(key="Shift")')[1:] for _ in range(STEP_LIMIT("click-button"))]
-    assert [end[:3] for end in ends] == [(0.0, False, False)] * (len(ends) - 1) + [(0.0, False, True)]
+    assert [end[:3] for end in ends] == [(0.0, False, False)] * (len(ends) - 1) + [
+        (0.0, False, True)
+    ]
     assert ends[-1][-1]["outcome"] == "limit"
     with pytest.raises(error.ResetNeeded, match="call reset"):
         env.step("WAIT()")
@@ -257,7 +275,9 @@ def test_an_unknown_option_is_refused(env, options):
         env.reset(options=options)
 
 
-def test_without_a_browser_it_is_a_runtime_error_and_the_next_try_is_a_new_one(down, monkeypatch, tmp_path):
+def test_without_a_browser_it_is_a_runtime_error_and_the_next_try_is_a_new_one(
+    down, monkeypatch, tmp_path
+):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
     with MiniWoBEnv("click-button") as env:
         for _ in range(2):
@@ -290,8 +310,14 @@ def test_a_process_that_forgets_to_close_leaves_no_chromium():
         print("up", flush=True)
         input()"""
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as python:
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as python:
         assert python.stdout.readline() == "up\n"
         below = chromiums(python.pid)
         assert below
@@ -300,8 +326,11 @@ def test_a_process_that_forgets_to_close_leaves_no_chromium():
     wait_for(lambda: not alive(below))
 
 
-@pytest.mark.parametrize("vector", [SyncVectorEnv, lambda make: AsyncVectorEnv(make, shared_memory=False)],
-                         ids=["one process", "a process each"])
+@pytest.mark.parametrize(
+    "vector",
+    [SyncVectorEnv, lambda make: AsyncVectorEnv(make, shared_memory=False)],
+    ids=["one process", "a process each"],
+)
 def test_it_runs_in_vectors_even_while_this_process_has_a_browser(env, vector):
     expected = [env.reset(seed=seed)[0] for seed in (3, 4)]
     envs = vector([lambda: gymnasium.make(BUTTON)] * 2)

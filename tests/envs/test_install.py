@@ -12,6 +12,7 @@ def machine(monkeypatch):
 
     Returns the list that fills with what was run: "playwright install", "apt-get update", "apt-get install".
     """
+
     def build(root=True, apt=True, brings=None):
         ran = []
 
@@ -25,7 +26,9 @@ def machine(monkeypatch):
 
         monkeypatch.delenv("MINIDPO_CHROMIUM", raising=False)
         monkeypatch.setattr(install.os, "geteuid", lambda: 0 if root else 1000)
-        monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}" if apt else None)
+        monkeypatch.setattr(
+            install.shutil, "which", lambda name: f"/usr/bin/{name}" if apt else None
+        )
         monkeypatch.setattr(install.subprocess, "run", run)
         monkeypatch.setattr(install, "find_chromium", find_chromium)
         return ran
@@ -43,7 +46,10 @@ def test_playwright_s_own_comes_before_debian_s(machine):
     ran = machine(brings="playwright install with libraries")
     assert (install.main(), ran) == (0, ["playwright install with libraries"])
     ran, with_libraries = machine(brings="apt-get install"), "playwright install with libraries"
-    assert (install.main(), ran) == (0, [with_libraries, "apt-get update", *["apt-get install"] * 2])
+    assert (install.main(), ran) == (
+        0,
+        [with_libraries, "apt-get update", *["apt-get install"] * 2],
+    )
 
 
 def test_without_root_and_sudo_the_browser_comes_without_its_libraries(machine):

@@ -1,4 +1,5 @@
 """One page in a real Chromium: what is seen, how it is acted on, when it is won."""
+
 import re
 
 import pytest
@@ -15,7 +16,8 @@ def show(run, env):
     async def lines(html, code="", task="click-option"):  # a page with jQuery and d3
         await env.reset(task, 0)
         await env._page._tab.evaluate(
-            "([html, code]) => { genProblem = () => { area.innerHTML = html; eval(code); }; }", [html, code]
+            "([html, code]) => { genProblem = () => { area.innerHTML = html; eval(code); }; }",
+            [html, code],
         )
         return (await env.reset(task, 0)).text.splitlines()
 
@@ -97,13 +99,17 @@ def test_what_a_person_reads(show, html, lines):
     ],
 )  # fmt: skip
 def test_what_nobody_sees_is_not_told(show, style):
-    seen = show(f"<p style='{style}'>secret <a style='font-size: inherit'>secret</a></p><p>plain</p>")
+    seen = show(
+        f"<p style='{style}'>secret <a style='font-size: inherit'>secret</a></p><p>plain</p>"
+    )
     assert "secret" not in " ".join(seen) and seen[-1] == 'text "plain"'
 
 
 def test_what_lies_under_a_dialog_is_not_told(show):
     over = "position: absolute; left: 0; top: 50px; width: 150px; height: 100px; background: white"
-    assert show(f"<p>below</p><button>below</button><div style='{over}'>above</div>") == ['text "above"']
+    assert show(f"<p>below</p><button>below</button><div style='{over}'>above</div>") == [
+        'text "above"'
+    ]
 
 
 def test_what_was_scrolled_away_is_told_and_can_be_clicked(run, env, show):
@@ -121,19 +127,30 @@ def test_a_long_page_is_cut_and_says_so(show):
 
 def test_a_listener_of_any_library_makes_a_control(show):
     html = "<i id=a>a</i> <i id=b>b</i> <p id=list>c <i>d</i></p> <i id=e>e</i>"
-    assert show(html, """
+    assert show(
+        html,
+        """
         d3.select('#a').on('click', () => 0);
         $('#b').on('mousedown', () => 0);
         $('#list').on('click', 'i', () => 0);
         d3.select('#e').on('click', () => 0).on('click', null);
-    """) == ['item "a" [1]', 'item "b" [2]', 'text "c"', 'item "d" [3]', 'text "e"']
+    """,
+    ) == ['item "a" [1]', 'item "b" [2]', 'text "c"', 'item "d" [3]', 'text "e"']
 
 
 def test_references_stay_with_their_node_and_are_not_given_twice(run, env, show):
     show("<button id=a>a</button><button id=b>b</button>")
-    run(script(env, "() => { a.remove(); area.insertAdjacentHTML('afterbegin', '<button>c</button>'); }"))
+    run(
+        script(
+            env,
+            "() => { a.remove(); area.insertAdjacentHTML('afterbegin', '<button>c</button>'); }",
+        )
+    )
     assert run(env._page.look()).text.splitlines() == ['button "c" [3]', 'button "b" [2]']
-    assert run(env.reset("click-option", 0)).text.splitlines() == ['button "a" [1]', 'button "b" [2]']
+    assert run(env.reset("click-option", 0)).text.splitlines() == [
+        'button "a" [1]',
+        'button "b" [2]',
+    ]
 
 
 # ---- how it is acted on ----
@@ -141,29 +158,53 @@ def test_references_stay_with_their_node_and_are_not_given_twice(run, env, show)
 
 def test_input_is_trusted_and_a_typed_text_replaces_the_old_one(run, env, show):
     show("<input id=a value=old><input id=b value=old><p>end</p>")
-    run(script(env, """() => {
+    run(
+        script(
+            env,
+            """() => {
         window.log = [];
         for (const type of ['click', 'input', 'change'])
             addEventListener(type, (event) => log.push(event.type + event.target.id + event.isTrusted), true);
-    }"""))
-    assert 'value="new, Åsa" focused [1]' in run(env.step(Action("TYPE", ref="1", text="new, Åsa"))).text
-    assert run(env.step(Action("TYPE", ref="2", text=""))).text.splitlines()[1] == "input text #b focused [2]"
-    assert run(script(env, "log")) == ["clickatrue", "inputatrue", "changeatrue", "clickbtrue", "inputbtrue"]
+    }""",
+        )
+    )
+    assert (
+        'value="new, Åsa" focused [1]'
+        in run(env.step(Action("TYPE", ref="1", text="new, Åsa"))).text
+    )
+    assert (
+        run(env.step(Action("TYPE", ref="2", text=""))).text.splitlines()[1]
+        == "input text #b focused [2]"
+    )
+    assert run(script(env, "log")) == [
+        "clickatrue",
+        "inputatrue",
+        "changeatrue",
+        "clickbtrue",
+        "inputbtrue",
+    ]
 
 
 def test_a_page_that_listens_to_keys_gets_every_key(run, env, show):
     show("<input id=a>")
-    run(script(env, """() => {
+    run(
+        script(
+            env,
+            """() => {
         window.keys = '';
         area.addEventListener('keydown', (event) => { keys += event.key; });
-    }"""))
+    }""",
+        )
+    )
     run(env.step(Action("TYPE", ref="1", text="aB c")))
     assert run(script(env, "keys")).endswith("aB c") and run(script(env, "a.value")) == "aB c"
 
 
 def test_select_by_keys_is_trusted_and_in_a_long_list_adds(run, env, show):
-    show("<select id=a><option>x<option disabled>y<option>z</select>"
-         "<select id=b multiple size=2><option>p<option>q<option>r</select>")
+    show(
+        "<select id=a><option>x<option disabled>y<option>z</select>"
+        "<select id=b multiple size=2><option>p<option>q<option>r</select>"
+    )
     run(script(env, "() => { a.onchange = (event) => { window.trusted = event.isTrusted; }; }"))
     assert 'value="z" [1]' in run(env.step(Action("SELECT", ref="1", option=" z "))).text
     assert run(script(env, "trusted")) is True
@@ -188,12 +229,19 @@ def test_select_by_keys_is_trusted_and_in_a_long_list_adds(run, env, show):
     ],
 )
 def test_what_cannot_be_done_is_named_and_leaves_the_page_alone(run, env, show, action, reason):
-    show("<p><button id=a>a</button><button>b</button><select><option>a</select>"
-         "<input readonly><button id=e>e</button></p>")
-    run(script(env, """() => {
+    show(
+        "<p><button id=a>a</button><button>b</button><select><option>a</select>"
+        "<input readonly><button id=e>e</button></p>"
+    )
+    run(
+        script(
+            env,
+            """() => {
         a.remove(); e.style.visibility = 'hidden'; window.events = 0;
         for (const type of ['mousedown', 'click', 'input']) addEventListener(type, () => { events++; });
-    }"""))
+    }""",
+        )
+    )
     before = run(env._page.look()).text
     seen = run(env.step(action))
     assert (seen.error, seen.text, seen.outcome) == (reason, before, None)
@@ -211,28 +259,57 @@ def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_
     """Where the mouse is pressed meanwhile the icon has no size: three in twenty clicks of a busy machine."""
     seen = run(env.reset("social-media", 0)).text
     reply = re.search(r'"reply" \[(\d+)\]', seen)[1]
-    run(script(env, "() => { hits = []; onmousedown = (event) => hits.push(event.target.className); }"))
+    run(
+        script(
+            env, "() => { hits = []; onmousedown = (event) => hits.push(event.target.className); }"
+        )
+    )
     run(env.step(Action("CLICK", ref=reply)))
-    assert run(env._page._call("locate", reply))["icons"] and run(script(env, "() => hits")) == ["reply"]
+    assert run(env._page._call("locate", reply))["icons"] and run(script(env, "() => hits")) == [
+        "reply"
+    ]
 
 
 def test_an_emoji_that_is_cut_in_two_leaves_a_text_that_can_be_written(run, env, show):
     show("<select><option>a</option></select>")
-    for action in (Action("CLICK", ref="a" + 40 * "😀"), Action("SELECT", ref="1", option="a" + 60 * "😀")):
+    for action in (
+        Action("CLICK", ref="a" + 40 * "😀"),
+        Action("SELECT", ref="1", option="a" + 60 * "😀"),
+    ):
         run(env.step(action)).error.encode()
 
 
-@pytest.mark.parametrize("options, option, told", [
-    ("<option>One<optgroup disabled><option>Two<option>Three</optgroup><option>Four<option>Five", "Four",
-     '"One", "Two", "Three", "Four", "Five" value="One"'),
-    ("<option>One<option disabled selected>Two<option>Three<option>Four", "One",
-     '"One", "Two", "Three", "Four" value="Two"'),
-    ("<option>One<option disabled selected>Two<option>Three<option>Four", "Four",
-     '"One", "Two", "Three", "Four" value="Two"'),
-    ("<option disabled selected>Zero<option>One<option>Two", "One", '"Zero", "One", "Two" value="Zero"'),
-    ("<option>One<option hidden>Two<optgroup style='display: none'><option>Three</optgroup><option>Four"
-     "<option>Five", "Four", '"One", "Four", "Five" value="One"'),
-])
+@pytest.mark.parametrize(
+    "options, option, told",
+    [
+        (
+            "<option>One<optgroup disabled><option>Two<option>Three</optgroup><option>Four<option>Five",
+            "Four",
+            '"One", "Two", "Three", "Four", "Five" value="One"',
+        ),
+        (
+            "<option>One<option disabled selected>Two<option>Three<option>Four",
+            "One",
+            '"One", "Two", "Three", "Four" value="Two"',
+        ),
+        (
+            "<option>One<option disabled selected>Two<option>Three<option>Four",
+            "Four",
+            '"One", "Two", "Three", "Four" value="Two"',
+        ),
+        (
+            "<option disabled selected>Zero<option>One<option>Two",
+            "One",
+            '"Zero", "One", "Two" value="Zero"',
+        ),
+        (
+            "<option>One<option hidden>Two<optgroup style='display: none'><option>Three</optgroup><option>Four"
+            "<option>Five",
+            "Four",
+            '"One", "Four", "Five" value="One"',
+        ),
+    ],
+)
 def test_select_finds_its_way_past_options_nobody_can_choose(run, env, show, options, option, told):
     assert show(f"<select id=list>{options}</select>") == [f"select options {told} [1]"]
     for hidden in set(re.findall(r">(\w+)", options)) - set(re.findall(r'"(\w+)"', told)):
@@ -243,19 +320,33 @@ def test_select_finds_its_way_past_options_nobody_can_choose(run, env, show, opt
 
 
 def test_a_list_tells_its_page_of_the_option_that_was_chosen_and_of_none_on_the_way(run, env, show):
-    show("<select id=list><option>One<option>Two<option label=Third>Three<option label=''>Four</select>",
-         "told = []; for (const type of ['input', 'change']) "
-         "list.addEventListener(type, (event) => told.push(type, list.value, event.isTrusted));")
+    show(
+        "<select id=list><option>One<option>Two<option label=Third>Three<option label=''>Four</select>",
+        "told = []; for (const type of ['input', 'change']) "
+        "list.addEventListener(type, (event) => told.push(type, list.value, event.isTrusted));",
+    )
     for option, value in (("Four", "Four"), ("Third", "Three"), ("One", "One")):
         seen = run(env.step(Action("SELECT", ref="1", option=option)))
         assert seen.error is None and f'value="{option}"' in seen.text
-        assert run(script(env, "() => told.splice(0)")) == ["input", value, True, "change", value, True]
+        assert run(script(env, "() => told.splice(0)")) == [
+            "input",
+            value,
+            True,
+            "change",
+            value,
+            True,
+        ]
 
 
 @pytest.mark.parametrize("gap, far", [(300, False), (3000, True)])
-def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_view(run, env, show, gap, far):
-    show(f"<div style='height: 900px'></div><div id=a tabindex=0>A</div><div style='height: {gap}px'></div>"
-         "<div id=b tabindex=0>B</div>", "down = null; onmousedown = (event) => { down = event.target.id; };")
+def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_view(
+    run, env, show, gap, far
+):
+    show(
+        f"<div style='height: 900px'></div><div id=a tabindex=0>A</div><div style='height: {gap}px'></div>"
+        "<div id=b tabindex=0>B</div>",
+        "down = null; onmousedown = (event) => { down = event.target.id; };",
+    )
     run(env.step(Action("CLICK", ref="1")))
     seen = run(env.step(Action("DRAG", ref="1", to="2")))
     assert seen.error == ("[1] and [2] are too far apart to be seen at once" if far else None)
@@ -263,18 +354,23 @@ def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_v
 
 
 def test_what_covers_the_start_when_the_target_is_in_view_is_told(run, env, show):
-    show("<div id=a tabindex=0 style='position: fixed; left: 5px; top: 5px; width: 20px; height: 20px'></div>"
-         "<div style='height: 900px'></div><div style='position: relative; z-index: 9; background: white; "
-         "height: 800px; margin-left: -50px; padding-top: 300px'><p id=b tabindex=0>B</p></div>")
+    show(
+        "<div id=a tabindex=0 style='position: fixed; left: 5px; top: 5px; width: 20px; height: 20px'></div>"
+        "<div style='height: 900px'></div><div style='position: relative; z-index: 9; background: white; "
+        "height: 800px; margin-left: -50px; padding-top: 300px'><p id=b tabindex=0>B</p></div>"
+    )
     seen = run(env.step(Action("DRAG", ref="1", to="2")))
     assert seen.error == "[1] cannot be seen now"
 
 
 @pytest.mark.parametrize("way", [{"dx": 60, "dy": -5}, {"x": 90, "y": 25}, {"to": "2"}])
 def test_a_drag_ends_so_far_away_or_at_a_place_or_on_an_element(run, env, show, way):
-    show("<div id=a tabindex=0 style='position: absolute; left: 20px; top: 20px; width: 20px; height: 20px'>"
-         "</div><div id=b tabindex=0 style='position: absolute; left: 80px; top: 15px; width: 20px; "
-         "height: 20px'></div>", "onmouseup = (event) => { up = [event.clientX, event.clientY]; };")
+    show(
+        "<div id=a tabindex=0 style='position: absolute; left: 20px; top: 20px; width: 20px; height: 20px'>"
+        "</div><div id=b tabindex=0 style='position: absolute; left: 80px; top: 15px; width: 20px; "
+        "height: 20px'></div>",
+        "onmouseup = (event) => { up = [event.clientX, event.clientY]; };",
+    )
     assert run(env.step(Action("DRAG", ref="1", **way))).error is None
     assert run(script(env, "() => up")) == [90, 25]
 
@@ -286,9 +382,17 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
         assert run(script(env, "() => day.value")) == "2024-05-06"
 
 
-@pytest.mark.parametrize("kind, held", [("date", "2016-09-18"), ("time", "13:05"), ("month", "2016-09"),
-                                        ("week", "2016-W38"), ("datetime-local", "2016-09-18T13:05"),
-                                        ("datetime-local step=0.001", "2016-09-18T13:05:07.123")])
+@pytest.mark.parametrize(
+    "kind, held",
+    [
+        ("date", "2016-09-18"),
+        ("time", "13:05"),
+        ("month", "2016-09"),
+        ("week", "2016-W38"),
+        ("datetime-local", "2016-09-18T13:05"),
+        ("datetime-local step=0.001", "2016-09-18T13:05:07.123"),
+    ],
+)
 def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env, show, kind, held):
     show(f"<input type={kind} value={held} style='width: 140px'>")
     refused = run(env.step(Action("TYPE", ref="1", text="tomorrow")))
@@ -298,18 +402,31 @@ def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env,
     assert run(script(env, "() => document.querySelector('input').validity.badInput")) is False
 
 
-@pytest.mark.parametrize("style", ["width: 0; padding: 0; border: 0; height: 20px; min-width: 0",
-                                   "transform: scaleX(0)"])
+@pytest.mark.parametrize(
+    "style", ["width: 0; padding: 0; border: 0; height: 20px; min-width: 0", "transform: scaleX(0)"]
+)
 def test_a_date_without_width_hides_no_other_thing(show, style):
     assert show(f"<input type=date style='{style}'><button>Go</button>")[-1:] == ['button "Go" [1]']
 
 
-@pytest.mark.parametrize("css, said", [
-    ("oklch(0.628 0.2577 29.23)", "red"), ("color(srgb 0 1 0)", "lime"), ("hsl(240 100% 50%)", "blue"),
-    ("rgb(37, 208, 37)", "green #25d025"), ("#e7cbcb", "red #e7cbcb"), ("#b8b8db", "blue #b8b8db"),
-    ("#f06529", "orange #f06529"), ("#7cd2dc", "aqua #7cd2dc"), ("#d0d0d0", "#d0d0d0")])
+@pytest.mark.parametrize(
+    "css, said",
+    [
+        ("oklch(0.628 0.2577 29.23)", "red"),
+        ("color(srgb 0 1 0)", "lime"),
+        ("hsl(240 100% 50%)", "blue"),
+        ("rgb(37, 208, 37)", "green #25d025"),
+        ("#e7cbcb", "red #e7cbcb"),
+        ("#b8b8db", "blue #b8b8db"),
+        ("#f06529", "orange #f06529"),
+        ("#7cd2dc", "aqua #7cd2dc"),
+        ("#d0d0d0", "#d0d0d0"),
+    ],
+)
 def test_a_colour_is_told_however_it_is_written(show, css, said):
-    assert show(f"<div style='background: {css}; width: 9px; height: 9px'></div>") == [f'box "{said}"']
+    assert show(f"<div style='background: {css}; width: 9px; height: 9px'></div>") == [
+        f'box "{said}"'
+    ]
 
 
 # task, actions, lines that the page then shows: what a picture shows and the text once lacked
@@ -317,14 +434,28 @@ STATES = [
     ("click-shades", [], ['icon "green #427b42" [1]']),
     ("grid-coordinate", [], ['text "-2" at 16,137', 'text "2" at 70,67']),
     ("click-menu", [], ['item "Laurette" submenu [4]']),
-    ("search-engine", [Action("TYPE", ref="1", text="Renda"), Action("CLICK", ref="2")],
-     ['link "1" selected [6]', 'link "2" [7]']),
+    (
+        "search-engine",
+        [Action("TYPE", ref="1", text="Renda"), Action("CLICK", ref="2")],
+        ['link "1" selected [6]', 'link "2" [7]'],
+    ),
     ("phone-book", [Action("CLICK", ref="5")], ['link "2" selected [']),
-    ("use-slider-2", [Action("CLICK", ref="2")],
-     ['icon "slider-handle" [1]', 'icon "slider-handle" focused [2]']),
+    (
+        "use-slider-2",
+        [Action("CLICK", ref="2")],
+        ['icon "slider-handle" [1]', 'icon "slider-handle" focused [2]'],
+    ),
     ("scroll-text-2", [Action("SCROLL", ref="1", dx=0, dy=5000)], ["at bottom [1]"]),
-    ("text-editor", [Action("CLICK", ref="5"), Action("PRESS", key="Control+A")], ['focused marked="']),
-    ("copy-paste", [Action("CLICK", ref="1"), Action("PRESS", key="Control+A")], ['focused marked="']),
+    (
+        "text-editor",
+        [Action("CLICK", ref="5"), Action("PRESS", key="Control+A")],
+        ['focused marked="'],
+    ),
+    (
+        "copy-paste",
+        [Action("CLICK", ref="1"), Action("PRESS", key="Control+A")],
+        ['focused marked="'],
+    ),
 ]
 
 
@@ -347,7 +478,9 @@ def test_a_field_that_refuses_typing_says_so(run, env):
     for text in ("a", "b", "b"):  # another field takes it, and the same text again
         assert run(env.step(Action("TYPE", ref="1", text=text))).error is None
     run(env.reset("focus-text-2", 0))
-    ended = run(env.step(Action("TYPE", ref="1", text="a")))  # by the click that comes before the keys
+    ended = run(
+        env.step(Action("TYPE", ref="1", text="a"))
+    )  # by the click that comes before the keys
     assert ended.outcome is not None and ended.error is None
 
 
@@ -390,7 +523,10 @@ def test_each_kind_of_input_solves_a_page_that_needs_it(run, env, task, seed):
     for step in SOLUTIONS[task, seed]:
         command, *values = step.split(" ", len(names[step.split()[0]]))
         kinds = [int if name in ("dx", "dy") else str for name in names[command]]
-        args = {name: kind(value) for name, kind, value in zip(names[command], kinds, values, strict=True)}
+        args = {
+            name: kind(value)
+            for name, kind, value in zip(names[command], kinds, values, strict=True)
+        }
         seen = run(env.step(Action(command, **args)))
         assert seen.error is None
     assert (seen.outcome, seen.reward) == (Outcome.SOLVED, 1.0)

@@ -20,8 +20,14 @@ from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES, THRESHOLD
 from envs.protocol import Observation, Outcome
 
 CHECKBOXES = ("click-checkboxes", "click-checkboxes-large", "click-checkboxes-transfer")
-SEVERAL = ("login-user", "enter-password", "form-sequence-2", "click-checkboxes-large", "multi-layouts",
-           "multi-orderings")  # fields, and an expert that sees to them one by one
+SEVERAL = (
+    "login-user",
+    "enter-password",
+    "form-sequence-2",
+    "click-checkboxes-large",
+    "multi-layouts",
+    "multi-orderings",
+)  # fields, and an expert that sees to them one by one
 forms = pytest.mark.parametrize("task", FORMS)
 
 
@@ -50,7 +56,9 @@ class Played(NamedTuple):
 
     def standing(self) -> list[float]:
         """What each page that was seen shows, before anything is done on it."""
-        return [self.progress([*self.turns[:n], (text, None)]) for n, (text, _) in enumerate(self.turns)]
+        return [
+            self.progress([*self.turns[:n], (text, None)]) for n, (text, _) in enumerate(self.turns)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,11 @@ def play_all(run, pages, instances, make_expert) -> list[Played]:
     async def work(env):
         while waiting:
             task, seed, *more = waiting.popleft()
-            expert, seen, decisions = make_expert(task, seed, *more), [await env.reset(task, seed)], []
+            expert, seen, decisions = (
+                make_expert(task, seed, *more),
+                [await env.reset(task, seed)],
+                [],
+            )
             while seen[-1].outcome is None and len(decisions) < STEP_LIMIT(task):
                 decisions.append(expert(seen[-1], [decision.action for decision in decisions]))
                 seen.append(await env.step(decisions[-1].action))
@@ -139,7 +151,9 @@ def spoilt(seen, action) -> Action:
     if action.command == "TYPE":
         return Action("TYPE", ref=used.ref, text=action["text"] + "x")
     if action.command == "SELECT":
-        return Action("SELECT", ref=used.ref, option=next(o for o in used.options if o != action["option"]))
+        return Action(
+            "SELECT", ref=used.ref, option=next(o for o in used.options if o != action["option"])
+        )
     return click(next(thing for thing in look(seen, used.role) if thing != used)).action
 
 
@@ -150,7 +164,11 @@ def test_a_wrong_value_is_less_than_the_right_one(golden, task):
     for episode in filled:
         *turns, (text, action), _ = episode.turns
         wrong = render(spoilt(episode.seen[-3], episode.decisions[-2].action))
-        assert episode.progress([*turns, (text, wrong)]) < episode.progress([*turns, (text, action)]) == 1.0
+        assert (
+            episode.progress([*turns, (text, wrong)])
+            < episode.progress([*turns, (text, action)])
+            == 1.0
+        )
 
 
 @forms
@@ -169,7 +187,9 @@ def test_as_many_checkboxes_are_wrong_as_the_page_counts(novices, task):
     for episode in of(task, novices):
         if episode.end.outcome is not None:
             boxes = [box.text for box in look(episode.seen[0], "checkbox")]
-            listed = episode.end.instruction.removeprefix("Select ").removesuffix(" and click Submit.")
+            listed = episode.end.instruction.removeprefix("Select ").removesuffix(
+                " and click Submit."
+            )
             asked = max(1, len(set(listed.split(", ")) & set(boxes)))
             wrong = (1 - episode.end.reward) / 2 * len(boxes)
             assert episode.progress() == pytest.approx(max(0.0, 1 - wrong / asked))
@@ -260,7 +280,10 @@ def test_of_an_episode_in_which_no_form_was_seen_nothing_is_known(task):
 
 def test_behind_a_message_the_form_is_as_it_was_and_what_was_typed_is_lost():
     form = 'input text value="olin" [1]\ninput password [2]\nbutton "OK" [3]'
-    turns = [(form, 'TYPE(ref="2", text="h1")'), ('button "OK" [4]\nbutton "Cancel" [5]', 'CLICK(ref="4")')]
+    turns = [
+        (form, 'TYPE(ref="2", text="h1")'),
+        ('button "OK" [4]\nbutton "Cancel" [5]', 'CLICK(ref="4")'),
+    ]
     assert progress(LOGIN, "login-user-popup", turns, -1.0, True) == 0.5
 
 
@@ -283,7 +306,9 @@ def test_a_page_is_read_as_a_form_or_pays_by_closeness_and_is_a_task():
     ],
 )  # fmt: skip
 def test_a_reward_is_brought_to_a_share_if_the_page_gave_a_verdict(task, reward, share):
-    assert progress("", task, [], reward, True) == (share if share is None else pytest.approx(share))
+    assert progress("", task, [], reward, True) == (
+        share if share is None else pytest.approx(share)
+    )
     assert progress("", task, [], reward, False) is None
 
 

@@ -1,4 +1,5 @@
 """Pages in a process of their own: they are the same pages, and whatever happens to it, nothing is left."""
+
 import asyncio
 import os
 import signal
@@ -27,8 +28,11 @@ async def play(browser):
     env, other = browser.envs
     beside = await other.reset("click-test", 1)
     seen = [await env.reset("login-user", 3)]
-    for action in (Action("TYPE", ref="1", text="na\u00efve \u4f60"), Action("CLICK", ref="77"),
-                   Action("CLICK", ref="3")):
+    for action in (
+        Action("TYPE", ref="1", text="na\u00efve \u4f60"),
+        Action("CLICK", ref="77"),
+        Action("CLICK", ref="3"),
+    ):
         seen.append(await env.step(action))
     return seen, beside
 
@@ -46,8 +50,12 @@ def test_the_pages_are_those_of_a_browser_here():
 def test_calls_of_several_pages_run_at_the_same_time():
     async def waits():
         async with RemoteBrowser(4) as browser:
-            await asyncio.gather(*(env.reset("click-test", seed) for seed, env in enumerate(browser.envs)))
-            steps = [asyncio.create_task(env.step(Action("WAIT"))) for env in browser.envs]  # 0.3 s each
+            await asyncio.gather(
+                *(env.reset("click-test", seed) for seed, env in enumerate(browser.envs))
+            )
+            steps = [
+                asyncio.create_task(env.step(Action("WAIT"))) for env in browser.envs
+            ]  # 0.3 s each
             done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
             return (await asyncio.wait_for(asyncio.gather(*steps), 0.25)) and len(done)
 
@@ -55,7 +63,9 @@ def test_calls_of_several_pages_run_at_the_same_time():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_another(monkeypatch, number):
+def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_another(
+    monkeypatch, number
+):
     monkeypatch.setattr(remote, "PATIENCE_S", 10.0)
 
     async def accident():

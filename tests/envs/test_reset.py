@@ -2,6 +2,7 @@
 
 And every task can end: what its page says of an episode arrives as the episode's outcome.
 """
+
 import asyncio
 import random
 import re
@@ -19,9 +20,21 @@ from envs.protocol import Observation, Outcome
 SEED = SEEDS["validation"][0]
 STEPS = 4
 SOME = (
-    "ascending-numbers", "buy-ticket", "choose-date-medium", "click-button-sequence", "click-checkboxes",
-    "click-collapsible-2", "click-color", "click-scroll-list", "click-shape", "count-sides",
-    "email-inbox-nl-turk", "focus-text-2", "login-user", "social-media", "use-autocomplete",
+    "ascending-numbers",
+    "buy-ticket",
+    "choose-date-medium",
+    "click-button-sequence",
+    "click-checkboxes",
+    "click-collapsible-2",
+    "click-color",
+    "click-scroll-list",
+    "click-shape",
+    "count-sides",
+    "email-inbox-nl-turk",
+    "focus-text-2",
+    "login-user",
+    "social-media",
+    "use-autocomplete",
 )
 
 
@@ -56,7 +69,9 @@ async def differences(env, task: str, several: int) -> list[str]:
     for seed in [*seeds, *reversed(seeds)]:
         for step, (new, used) in enumerate(zip(fresh[seed], await episode(env, task, seed))):
             if new != used:
-                found.append(f"{task} seed {seed}, after {step} actions:\nfresh {new}\nused  {used}")
+                found.append(
+                    f"{task} seed {seed}, after {step} actions:\nfresh {new}\nused  {used}"
+                )
                 break
     return found
 
@@ -69,7 +84,9 @@ async def lost_verdicts(env, task: str) -> list[str]:
         await env._page._tab.evaluate("reward => core.endEpisode(reward, false)", reward)
         after = await env.step(Action("CLICK_AT", x=0, y=0))
         if (before.outcome, after.outcome, after.reward) != (None, outcome, reward):
-            found.append(f"{task}: {reward} became {after.outcome} {after.reward}, after {before.outcome}")
+            found.append(
+                f"{task}: {reward} became {after.outcome} {after.reward}, after {before.outcome}"
+            )
     return found
 
 
@@ -89,8 +106,11 @@ def all_found(look, tasks) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("tasks, several", [
-    (SOME, 3), pytest.param(SUITES["all"], 5, marks=pytest.mark.slow)], ids=["some tasks", "all tasks"])
+@pytest.mark.parametrize(
+    "tasks, several",
+    [(SOME, 3), pytest.param(SUITES["all"], 5, marks=pytest.mark.slow)],
+    ids=["some tasks", "all tasks"],
+)
 def test_an_episode_is_the_same_on_a_used_page_as_on_a_fresh_one(tasks, several):
     found = all_found(partial(differences, several=several), sorted(set(tasks) - set(BY_THE_CLOCK)))
     assert not found, "\n".join(found)
@@ -128,13 +148,14 @@ def test_exceptions_are_tasks():
 
 def test_a_reward_that_is_no_number_is_a_failure():
     """bisect-angle divides 0 by 0 where the dot lies on the corner of the angle."""
+
     async def play():
         async with Browser(pages=1) as browser:
-            env, = browser.envs
+            (env,) = browser.envs
             page = (await env.reset("bisect-angle", SEED)).text
             x, y = map(int, re.search(r'blue circle" at (\d+),(\d+)', page).groups())
             seen = await env.step(Action("CLICK_AT", x=x - 2, y=y - 2))
-            button, = look(seen, "button")
+            (button,) = look(seen, "button")
             return await env.step(Action("CLICK", ref=button.ref))
 
     seen = asyncio.run(play())

@@ -1,5 +1,6 @@
 """What is told of a page is what a person sees of it: eyes.js judges by pixels, and asks the debugger who
 listens. And what an expert does arrives, as real input, at the element that it names."""
+
 import asyncio
 import random
 import re
@@ -24,14 +25,20 @@ SEED = SEEDS["validation"][0]
 SEEN = 0.25
 "Of a text of which this share is seen, it must be told; of which none is seen, it must not."
 EXCEPTIONS = {
-    "daily-calendar": ("half-hour|told, not seen: ", "an empty half hour has no pixels of its own, a sliver "
-                       "shows beside an event, and what is scrolled away may lie under an event"),
+    "daily-calendar": (
+        "half-hour|told, not seen: ",
+        "an empty half hour has no pixels of its own, a sliver "
+        "shows beside an event, and what is scrolled away may lie under an event",
+    ),
     "drag-cube": ("not told: [1-6]$", "the far sides of the cube shine through the near ones"),
     "form-sequence-3": ("not seen: icon ", "the first line of its list is empty"),
-    "hot-cold": ("not seen: icon \"display\"", "a click beside the area loses, seen or not"),
-    "navigate-tree": ("not seen: icon \"hitarea", "the last sign of a tree is drawn twice"),
-    "text-editor": ("not seen: icon \"ql-picker-item white\"", "white paint on a white ground"),
-    "email-inbox": ("not seen: input text ", "an empty field without a frame, beside the words `to:`"),
+    "hot-cold": ('not seen: icon "display"', "a click beside the area loses, seen or not"),
+    "navigate-tree": ('not seen: icon "hitarea', "the last sign of a tree is drawn twice"),
+    "text-editor": ('not seen: icon "ql-picker-item white"', "white paint on a white ground"),
+    "email-inbox": (
+        "not seen: input text ",
+        "an empty field without a frame, beside the words `to:`",
+    ),
 }
 "Tasks, or how they begin, of which these complaints are none, and why."
 ARRIVING = {
@@ -40,7 +47,14 @@ ARRIVING = {
     "CLICK_AT": ("mousedown",),
 }  # fmt: skip
 "Of these events the first there is must be a real one, and meet the element."
-SWIFT = ("click-color", "click-menu-2", "drag-circle", "grid-coordinate", "tic-tac-toe", "use-spinner")
+SWIFT = (
+    "click-color",
+    "click-menu-2",
+    "drag-circle",
+    "grid-coordinate",
+    "tic-tac-toe",
+    "use-spinner",
+)
 
 
 @dataclass
@@ -66,7 +80,9 @@ class Eyes:
 
     async def call(self, code: str, *values):
         """The result of a JavaScript function of the nodes, by reference, and the values."""
-        await self.send("Runtime.evaluate", expression=f"{EYES}; {HEAR}", includeCommandLineAPI=True)
+        await self.send(
+            "Runtime.evaluate", expression=f"{EYES}; {HEAR}", includeCommandLineAPI=True
+        )
         nodes = await self.variable("mini.locate", "nodes")
         answer = await self.send(
             "Runtime.callFunctionOn", objectId=nodes, arguments=[{"value": each} for each in values],
@@ -105,8 +121,10 @@ def about_texts(instruction: str, text: str, found: list[dict]) -> list[str]:
 
 
 def excused(task: str, complaint: str) -> bool:
-    return any(task.startswith(name) and re.search(pattern, complaint)
-               for name, (pattern, _) in EXCEPTIONS.items())
+    return any(
+        task.startswith(name) and re.search(pattern, complaint)
+        for name, (pattern, _) in EXCEPTIONS.items()
+    )
 
 
 async def looked_at(env, task: str, seed: int, steps: int) -> list[str]:
@@ -119,7 +137,9 @@ async def looked_at(env, task: str, seed: int, steps: int) -> list[str]:
         complaints = await Eyes(env).complaints(seen.instruction, text)
         if (await env._page.look()).text != text:
             complaints.append("a look changed the page")
-        found += [f"{task} {seed} after {step}: {each}" for each in complaints if not excused(task, each)]
+        found += [
+            f"{task} {seed} after {step}: {each}" for each in complaints if not excused(task, each)
+        ]
         seen = await env.step(anything(seen, rng)) if step < steps else seen
         if seen.outcome is not None:
             break
@@ -132,7 +152,9 @@ async def used(env, task: str, seed: int) -> list[str]:
     seen, done, found = await env.reset(task, seed), [], []
     while seen.outcome is None and len(done) < STEP_LIMIT(task):
         action = EXPERTS[task](seen, done).action
-        refs = [action[name] for name in ("ref", "to") if name in action and action[name] is not None]
+        refs = [
+            action[name] for name in ("ref", "to") if name in action and action[name] is not None
+        ]
         listed = [element(line).ref for line in seen.text.split("\n")]
         found += [f"{task} {seed}: {action} is of no line" for ref in refs if ref not in listed]
         await Eyes(env).call("(nodes, ref) => eyes.expect(nodes[ref])", int(refs[0]) if refs else 0)
@@ -141,7 +163,9 @@ async def used(env, task: str, seed: int) -> list[str]:
         events = await Eyes(env).call("() => eyes.events()")
         kinds = ARRIVING[action.command]
         came = [event for kind in kinds for event in events if event["type"] == kind]
-        if not came and action.command != "HOVER" or any(not event["isTrusted"] for event in came[:1]):
+        if (not came and action.command != "HOVER") or any(
+            not event["isTrusted"] for event in came[:1]
+        ):
             found.append(f"{task} {seed}: nothing real came of {action}")
         elif refs and came and not came[0]["met"]:
             found.append(f"{task} {seed}: {action} met something else")
@@ -156,8 +180,11 @@ def all_complaints(look, instances) -> list[str]:
 
     async def work_together():
         async with Browser(pages=2) as browser:
+
             async def shoot(source):
-                env = next(env for env in browser.envs if env._page and env._page._tab is source["page"])
+                env = next(
+                    env for env in browser.envs if env._page and env._page._tab is source["page"]
+                )
                 options = {"format": "png", "optimizeForSpeed": True}
                 return (await env._page._devtools.send("Page.captureScreenshot", options))["data"]
 
@@ -232,11 +259,14 @@ def test_the_eyes_see_what_was_told_wrongly():
     async def judged(env, change, expected):
         instruction = (await env.reset("click-option", 0)).instruction
         await env._page._tab.evaluate(
-            "area.style = ''; area.innerHTML = '<p id=p>plain</p><div><button id=b>go</button></div>'")
+            "area.style = ''; area.innerHTML = '<p id=p>plain</p><div><button id=b>go</button></div>'"
+        )
         text = (await env._page.look()).text
         await env._page._tab.evaluate(f"() => {{ {change} }}")
         found = await Eyes(env).complaints(instruction, text)
-        right = len(found) == len(expected) and all(map(str.startswith, sorted(found), sorted(expected)))
+        right = len(found) == len(expected) and all(
+            map(str.startswith, sorted(found), sorted(expected))
+        )
         return [] if right else [(change, expected, found)]
 
     assert all_complaints(judged, CHANGES) == []

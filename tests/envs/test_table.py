@@ -1,4 +1,5 @@
 """docs/tasks.md says what the code says."""
+
 import asyncio
 import re
 
@@ -21,7 +22,9 @@ def test_the_table_of_tasks_is_the_codes():
 
 
 def test_of_each_task_without_an_expert_it_is_said_why():
-    assert sorted(task for tasks in WITHOUT for task in tasks) == sorted(set(SUITES["all"]) - EXPERTS.keys())
+    assert sorted(task for tasks in WITHOUT for task in tasks) == sorted(
+        set(SUITES["all"]) - EXPERTS.keys()
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 """Tasks: names, suites and seeds; the registered list is the package's own."""
+
 import itertools
 import re
 from pathlib import Path
@@ -18,8 +19,11 @@ def test_all_is_what_the_package_registers():
 
 def test_every_table_speaks_of_tasks_that_exist():
     every = set(tasks.SUITES["all"])
-    assert set(tasks.SUITES["report"]) < set(tasks.SUITES["demo"]) < every and len(tasks.SUITES["demo"]) == 12
-    assert tasks.RELOAD < every
+    assert (
+        set(tasks.SUITES["report"]) < set(tasks.SUITES["demo"]) < every
+        and len(tasks.SUITES["demo"]) == 12
+    )
+    assert every > tasks.RELOAD
     assert set(tasks._STEP_LIMITS) < every and set(tasks._THRESHOLDS) < every
 
 
@@ -30,13 +34,21 @@ def test_seeds_of_different_uses_never_meet():
 
 
 def test_resolve_takes_suites_and_tasks_once_each_in_order():
-    assert tasks.resolve("report, click-link,click-button") == ("click-button", "login-user", "click-link")
+    assert tasks.resolve("report, click-link,click-button") == (
+        "click-button",
+        "login-user",
+        "click-link",
+    )
     assert tasks.resolve("all") == tasks.SUITES["all"]
 
 
 @pytest.mark.parametrize(
     "names, message",
-    [("click-buton", "did you mean click-button"), ("zzz", "suites are report, demo"), (" ,", "no task in")],
+    [
+        ("click-buton", "did you mean click-button"),
+        ("zzz", "suites are report, demo"),
+        (" ,", "no task in"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_way_out(names, message):
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,5 @@
 """A page of the web: it is read and used like any other, and never left."""
+
 import asyncio
 import json
 import os
@@ -46,8 +47,10 @@ ARIA = """<button role=tab aria-selected=true>First</button> <button role=tab>Se
 BASED = """<base target=_blank><a href=/two>based</a> <map name=m><area href=/two coords=0,0,99,99></map>
 <img usemap=#m width=99 height=99 src=/none>
 <form action=/sent method=post><input name=target><button formtarget=_blank>Send</button></form>"""
-LEAVE = "<script>onbeforeunload = (event) => event.preventDefault()</script>" \
+LEAVE = (
+    "<script>onbeforeunload = (event) => event.preventDefault()</script>"
     "<label>Note <input></label><a href=/two>out</a>"
+)
 INNER = f"<body style='margin: 0'><main style='height: 100vh; overflow: auto'><pre>{NUMBERS}</pre></main>"
 GROUP = "<fieldset disabled><label>Name <input></label></fieldset>"
 FOCUS = """<textarea style="position: absolute; left: -9999px"></textarea>
@@ -67,16 +70,27 @@ def other():
 
 @pytest.fixture(scope="module")
 def site(other):
-    pages = {"/": HOME.replace("OTHER", other.origin), "/two": "<p>Two</p><a href=/>home</a>", "/form": FORM,
-             "/sent": "<p>Thank you</p>",
-             "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>", "/switch": SWITCH,
-             "/clobber": CLOBBER, "/trap": TRAP, "/aria": ARIA,
-             "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
-             "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
-             "/focus": FOCUS, "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
-             "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
-             "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
-                Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
+    pages = {
+        "/": HOME.replace("OTHER", other.origin),
+        "/two": "<p>Two</p><a href=/>home</a>",
+        "/form": FORM,
+        "/sent": "<p>Thank you</p>",
+        "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>",
+        "/switch": SWITCH,
+        "/clobber": CLOBBER,
+        "/trap": TRAP,
+        "/aria": ARIA,
+        "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
+        "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
+        "/focus": FOCUS,
+        "/based": BASED,
+        "/leave": LEAVE,
+        "/inner": INNER,
+        "/group": GROUP,
+        "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
+        "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
+                Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>""",
+    }
     with Site(pages, {"/hop": "/hop2", "/hop2": f"{other.origin}/taken"}) as site:
         yield site
 
@@ -93,6 +107,7 @@ def home(run, site):
 @pytest.fixture
 def at(run, home, site, other):
     """Goes to a page of the site and gives what is seen there; the other site must not hear of anything."""
+
     async def go(path):
         home.bounds.url = f"{site.origin}{path}"
         return (await home.reset()).text.split("\n")
@@ -150,7 +165,9 @@ def test_whoever_wants_to_leave_a_page_that_asks_back_leaves_it(run, home, at):
 
 def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):
     connect, port = asyncio.open_connection, int(site.origin.rpartition(":")[2])
-    monkeypatch.setattr("envs.web.gate.asyncio.open_connection", lambda *_: connect("127.0.0.1", port))
+    monkeypatch.setattr(
+        "envs.web.gate.asyncio.open_connection", lambda *_: connect("127.0.0.1", port)
+    )
 
     async def play():
         async with Web(Bounds("http://www.example.org/two"), "") as env:
@@ -169,8 +186,10 @@ def test_of_a_visit_nothing_is_left(run, site, monkeypatch):
     async def visit():
         async with Web(Bounds(f"{site.origin}/two"), "") as env:
             await env.reset()
-            return [*tmp_path.glob("playwright_chromiumdev_profile-*"),
-                    *tmp_path.glob("minidpo_*/org.chromium.*")]
+            return [
+                *tmp_path.glob("playwright_chromiumdev_profile-*"),
+                *tmp_path.glob("minidpo_*/org.chromium.*"),
+            ]
 
     assert len(run(visit())) == 2 and list(tmp_path.iterdir()) == []
     tmp_path.rmdir()
@@ -220,7 +239,9 @@ def test_of_a_long_page_the_window_is_told_and_that_there_is_more(run, home, at)
     assert len(first) < 100 and '"link 0"' in first[0]
     assert first[-1] == "... more below (PageDown): PRESS the key, or SCROLL"
     seen = run(home.step(Action("PRESS", key="PageDown"))).text.split("\n")
-    assert '"link 0"' not in seen[0] and seen[-1].startswith("... more above (PageUp) and below (PageDown)")
+    assert '"link 0"' not in seen[0] and seen[-1].startswith(
+        "... more above (PageUp) and below (PageDown)"
+    )
     use(run, home, seen[3].split('"')[1], "SCROLL", dx=0, dy=10_000)
     for _ in range(2):
         last = run(home.step(Action("PRESS", key="End"))).text.split("\n")
@@ -257,8 +278,14 @@ def test_a_switch_that_is_drawn_in_place_of_its_input_is_told_and_used_as_one(ru
 
 def test_fields_named_like_what_a_form_can_do_hide_nothing(at):
     told = [re.sub(r" \[\d+\]", "", line) for line in at("/clobber")]
-    assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"',
-                    'item "Click me"']
+    assert told == [
+        'text "Find"',
+        "input text",
+        'input text value="x"',
+        "input text",
+        'button "Go"',
+        'item "Click me"',
+    ]
 
 
 def test_nor_do_they_lead_a_walk_to_the_top_in_circles(run, home, at):
@@ -268,7 +295,12 @@ def test_nor_do_they_lead_a_walk_to_the_top_in_circles(run, home, at):
 
 def test_what_a_page_says_of_its_own_tabs_and_boxes_is_told(at):
     told = [re.sub(r" \[\d+\]", "", line) for line in at("/aria")]
-    assert told == ['tab "First" selected', 'tab "Second"', 'checkbox "Agree" checked', 'switch "Dark"']
+    assert told == [
+        'tab "First" selected',
+        'tab "Second"',
+        'checkbox "Agree" checked',
+        'switch "Dark"',
+    ]
 
 
 def test_what_is_copied_in_a_frame_stays_in_it(run, home, at):
@@ -279,7 +311,10 @@ def test_what_is_copied_in_a_frame_stays_in_it(run, home, at):
         run(frame.focus(f"{field}input"))
         for key in keys:
             run(home.step(Action("PRESS", key=f"Control+{key}")))
-    pasted = [run(frame.evaluate("document.querySelector('input + input').value")) for frame in (one, other)]
+    pasted = [
+        run(frame.evaluate("document.querySelector('input + input').value"))
+        for frame in (one, other)
+    ]
     assert pasted == ["secret", ""]
 
 
@@ -290,11 +325,18 @@ def test_a_pages_scripts_cannot_change_what_is_told_of_it(home, at):
 # ---- and not beyond ----
 
 
-@pytest.mark.parametrize("name, told", [
-    ("away", "lies outside"), ("hop", "lies outside"), ("go", "lies outside"),
-    ("window", "another window, which was closed"), ("say", 'said "so much" in a dialog, which was'),
-    ("save", "a download, which was stopped"), ("blank", "where it may not go, and was led back"),
-])
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("away", "lies outside"),
+        ("hop", "lies outside"),
+        ("go", "lies outside"),
+        ("window", "another window, which was closed"),
+        ("say", 'said "so much" in a dialog, which was'),
+        ("save", "a download, which was stopped"),
+        ("blank", "where it may not go, and was led back"),
+    ],
+)
 def test_what_would_leave_the_page_is_stopped_and_told(run, home, at, name, told):
     before = [line.split(" [")[0] for line in at("/")]
     seen = use(run, home, name)
@@ -333,11 +375,22 @@ def test_a_page_reaches_no_other_server_and_no_file(run, home, at, tmp_path):
     (tmp_path / "secret.js").write_text("window.stolen = 'TOPSECRET'; //")
     at("/two")
     with nobody_should_call() as (tcp, udp, calls):
-        given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": [(tmp_path / "secret.js").as_uri()]}
-        assert run(home.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")) == [] and calls == []
-    for way in ("fetch('/hop', {mode: 'no-cors'})",  # redirected to the other site, which hears of nothing
-                "new Promise((y, n) => Object.assign(new Image(), {src: '/hop', onload: y, onerror: n}))"):
-        assert run(home.page._tab.evaluate(f"{way}.then(() => 'reached', () => 'stopped')")) == "stopped"
+        given = {
+            "http": f"http://127.0.0.1:{tcp}/",
+            "udp": udp,
+            "files": [(tmp_path / "secret.js").as_uri()],
+        }
+        assert (
+            run(home.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")) == [] and calls == []
+        )
+    for way in (
+        "fetch('/hop', {mode: 'no-cors'})",  # redirected to the other site, which hears of nothing
+        "new Promise((y, n) => Object.assign(new Image(), {src: '/hop', onload: y, onerror: n}))",
+    ):
+        assert (
+            run(home.page._tab.evaluate(f"{way}.then(() => 'reached', () => 'stopped')"))
+            == "stopped"
+        )
 
 
 def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
@@ -346,11 +399,15 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
     (tmp_path / "in" / "two.html").write_text("<p>Two</p>")
     (tmp_path / "in" / "a page.html").write_text(
         "<a href=../out.html>out</a> <a href=three.html>none</a> <a href=two.html>in</a>"
-        "<iframe src=../out.html></iframe>")
+        "<iframe src=../out.html></iframe>"
+    )
 
     async def play():
         async with Web(Bounds((tmp_path / "in" / "a page.html").as_uri()), "") as env:
-            texts = [await env.reset(), *[await env.step(Action("CLICK", ref=ref)) for ref in "126"]]
+            texts = [
+                await env.reset(),
+                *[await env.step(Action("CLICK", ref=ref)) for ref in "126"],
+            ]
             with nobody_should_call() as (tcp, udp, calls):
                 outside = [f"{tmp_path.as_uri()}/out.html"]
                 given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": outside}
@@ -359,7 +416,11 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
 
     (first, stayed, back, went), got = run(play())
     assert first.text == stayed.text == 'link "out" [1]\nlink "none" [2]\nlink "in" [3]'
-    assert "lies outside" in stayed.error and "could not be loaded" in back.error and '"in" [6]' in back.text
+    assert (
+        "lies outside" in stayed.error
+        and "could not be loaded" in back.error
+        and '"in" [6]' in back.text
+    )
     assert went.text == 'text "Two"' and got == []
 
 
@@ -373,21 +434,32 @@ def test_a_folder_may_be_visited(run, tmp_path):
     assert "two.html" in run(play()).text
 
 
-@pytest.mark.parametrize("url, origin", [
-    ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
-    ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
-    ("http://[::1]:8/", "http://[::1]:8/"), ("http://[0:0:0:0:0:0:0:1]:8/", "http://[::1]:8/"),
-    ("http://127.1:8/", "http://127.0.0.1:8/"), ("http://example.org:0/a", "http://example.org:0/"),
-    ("https://bücher.example/", "https://xn--bcher-kva.example/"),
-    (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/envs/"),
-])
+@pytest.mark.parametrize(
+    "url, origin",
+    [
+        ("http://Example.org", "http://example.org/"),
+        ("http://example.org:80/a", "http://example.org/"),
+        ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
+        ("http://[::1]:8/", "http://[::1]:8/"),
+        ("http://[0:0:0:0:0:0:0:1]:8/", "http://[::1]:8/"),
+        ("http://127.1:8/", "http://127.0.0.1:8/"),
+        ("http://example.org:0/a", "http://example.org:0/"),
+        ("https://bücher.example/", "https://xn--bcher-kva.example/"),
+        (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/envs/"),
+    ],
+)
 def test_the_bounds_are_the_origin_or_the_folder(url, origin):
     bounds = Bounds(url)
     assert bounds.origin == origin
     assert bounds.page.match(f"{origin}a") and not bounds.outside.match(f"{origin}a")
-    for outside in ("http://example.org.evil.example/", "http://example.org@evil.example/",
-                    "http://example.org:81/", "ftp://example.org/", "file:///etc/passwd",
-                    "view-source:http://example.org/"):
+    for outside in (
+        "http://example.org.evil.example/",
+        "http://example.org@evil.example/",
+        "http://example.org:81/",
+        "ftp://example.org/",
+        "file:///etc/passwd",
+        "view-source:http://example.org/",
+    ):
         assert bounds.outside.match(outside) and not bounds.page.match(outside)
 
 
@@ -434,7 +506,9 @@ WAIT = "action: WAIT()"
 
 
 def visited(run, site, tmp_path, policy, ask=None, path="/form", **options):
-    config = BrowseCommand(url=f"{site.origin}{path}", goal="Sign up as Lina.", out=tmp_path, **options)
+    config = BrowseCommand(
+        url=f"{site.origin}{path}", goal="Sign up as Lina.", out=tmp_path, **options
+    )
     site.seen.clear()
     return run(visit(config, policy, ask))
 
@@ -450,7 +524,9 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
     assert read(tmp_path / "episode.jsonl")[1] == episode
     assert episode.turns[2].observation == 'text "Thank you"'
     told = capsys.readouterr().out
-    assert 'CLICK(ref="2")   button "Submit" [2]' in told and "thinking" not in told  # this is no terminal
+    assert (
+        'CLICK(ref="2")   button "Submit" [2]' in told and "thinking" not in told
+    )  # this is no terminal
 
 
 def test_who_is_asked_sees_the_whole_action(run, site, tmp_path, capsys):
@@ -460,21 +536,33 @@ def test_who_is_asked_sees_the_whole_action(run, site, tmp_path, capsys):
     assert episode.turns[0].error is None and f'{words}end")' in capsys.readouterr().out
 
 
-def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path, monkeypatch):
+def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(
+    run, site, tmp_path, monkeypatch
+):
     monkeypatch.setattr(browse, "Web", lambda bounds, goal, headless: Web(bounds, goal))
     policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "no", "stop", "s", "q", "")
     episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
     assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + ["Enter closes the window: "]
-    assert episode.outcome == "stopped" and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
+    assert (
+        episode.outcome == "stopped"
+        and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
+    )
     assert [turn.error for turn in episode.turns] == ["the user said no to this"] * 2
     assert not any("sent" in asked for asked in site.seen)
     assert len({seen.text for seen in policy.shown}) == 1
 
 
-@pytest.mark.parametrize("options, asking", [
-    ({"yes": True, "watch": True}, browse.pause), ({"yes": True}, None), ({"watch": True}, browse.ask_user)])
+@pytest.mark.parametrize(
+    "options, asking",
+    [
+        ({"yes": True, "watch": True}, browse.pause),
+        ({"yes": True}, None),
+        ({"watch": True}, browse.ask_user),
+    ],
+)
 def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
-        options, asking, site, tmp_path, monkeypatch):
+    options, asking, site, tmp_path, monkeypatch
+):
     async def visit(config, policy, ask):
         assert ask is asking
         raise KeyboardInterrupt
@@ -489,7 +577,13 @@ def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
 
 def test_an_agent_that_has_no_action_left_has_stopped(run, site, tmp_path):
     episode = visited(run, site, tmp_path, Script(WAIT, "hm", WAIT), steps=9)
-    assert episode.outcome == "stopped" and [turn.action is None for turn in episode.turns] == [0, 1, 0, 1, 1]
+    assert episode.outcome == "stopped" and [turn.action is None for turn in episode.turns] == [
+        0,
+        1,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_an_agent_whose_context_is_full_forgets_what_was_first(run, site, tmp_path, capsys):
@@ -501,7 +595,9 @@ def test_an_agent_whose_context_is_full_forgets_what_was_first(run, site, tmp_pa
     assert "this page alone is too long" in capsys.readouterr().out
 
 
-def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(run, site, tmp_path, monkeypatch):
+def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(
+    run, site, tmp_path, monkeypatch
+):
     real = Web.step
 
     async def breaks(self, action):
@@ -511,7 +607,7 @@ def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(run, sit
     monkeypatch.setattr(Web, "step", breaks)
     with pytest.raises(EnvError, match="the browser is gone"):
         visited(run, site, tmp_path, Script(SUBMIT, WAIT), steps=3)
-    turn, = read(tmp_path / "episode.jsonl")[0].turns
+    (turn,) = read(tmp_path / "episode.jsonl")[0].turns
     assert (turn.action, turn.error) == ('CLICK(ref="2")', "the visit ended here")
 
 
@@ -548,7 +644,9 @@ browse.browse(BrowseCommand(url=sys.argv[1], goal="Look.", yes=True))
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_visit_whose_terminal_is_closed_is_written_down(site, name):
-    ended = subprocess.run([sys.executable, "-c", CLOSED, site.origin, name], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSED, site.origin, name], capture_output=True, text=True
+    )
     assert ended.stdout == "what was done is written\n" and "another visit" in ended.stderr
 
 
@@ -561,23 +659,35 @@ def test_a_page_that_leads_away_at_once_is_an_error(run, site):
         run(load())
 
 
-@pytest.mark.parametrize("url, told", [
-    ("example.org", "begins with http://, https:// or file://"), ("file:///no/such.html", "No such file"),
-    ("file://login.html", "a file's address begins with file:///"), ("file:login.html", "begins with file:"),
-    ("http://no-such-host.invalid/", "no way to no-such-host.invalid"), ("http://[::1", "Invalid IPv6"),
-    ("http://127.0.0.1:9/", "no way to 127.0.0.1"), ("http://a:99999/", "out of range"),
-    ("http:///", "begins with"),
-])
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("example.org", "begins with http://, https:// or file://"),
+        ("file:///no/such.html", "No such file"),
+        ("file://login.html", "a file's address begins with file:///"),
+        ("file:login.html", "begins with file:"),
+        ("http://no-such-host.invalid/", "no way to no-such-host.invalid"),
+        ("http://[::1", "Invalid IPv6"),
+        ("http://127.0.0.1:9/", "no way to 127.0.0.1"),
+        ("http://a:99999/", "out of range"),
+        ("http:///", "begins with"),
+    ],
+)
 def test_what_cannot_be_visited_is_said_before_anything_is_opened(url, told, tmp_path):
     with pytest.raises(ValueError, match=re.escape(told)) as error:
-        browse.browse(BrowseCommand(url=url, goal="Look.", out=tmp_path / "out", yes=True,
-                                    model="no model is opened"))
+        browse.browse(
+            BrowseCommand(
+                url=url, goal="Look.", out=tmp_path / "out", yes=True, model="no model is opened"
+            )
+        )
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_without_a_terminal_somebody_must_have_said_yes(site, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", open(os.devnull))
-    with pytest.raises(ValueError, match="no terminal to ask at: run this in one, or .* with --yes"):
+    with pytest.raises(
+        ValueError, match="no terminal to ask at: run this in one, or .* with --yes"
+    ):
         browse.browse(BrowseCommand(url=site.origin, goal="Look.", out=tmp_path))
     with pytest.raises(ValueError, match="steps must be"):
         BrowseCommand(url=site.origin, goal="Look.", steps=0)
@@ -587,8 +697,18 @@ def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):
     """Through a terminal: one action skipped, one let pass, then enough."""
     site.seen.clear()
     terminal, end = pty.openpty()
-    words = [sys.executable, str(ROOT / "evaluate.py"), "--url", f"{site.origin}/form", "--goal",
-             "Sign up as Lina.", "--out", str(tmp_path), "--machine.device", "cpu"]
+    words = [
+        sys.executable,
+        str(ROOT / "evaluate.py"),
+        "--url",
+        f"{site.origin}/form",
+        "--goal",
+        "Sign up as Lina.",
+        "--out",
+        str(tmp_path),
+        "--machine.device",
+        "cpu",
+    ]
     process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.STDOUT)
     os.close(end)
     told = ""

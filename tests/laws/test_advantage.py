@@ -45,18 +45,31 @@ def neighbours_only(reward, group):
     return reward - torch.where(group == group.roll(1), reward.roll(1), reward)
 
 
-WRONG = {laws.leaves_its_inputs_as_they_were: lambda r, g: r.sub_(group_mean(r, g)),
-         laws.sums_to_0_in_each_group: over_the_batch,
-         laws.is_0_where_all_rewards_of_a_group_are_equal: without_epsilon,
-         laws.is_unmoved_when_all_rewards_of_a_group_shift: lambda r, g: r / (1 + group_mean(r.abs(), g)),
-         laws.reads_no_other_group: over_the_batch_after_the_group,
-         laws.goes_with_its_episode_into_any_order: neighbours_only,
-         laws.rises_with_the_reward: lambda r, g: -dr_grpo(r, g)}
+WRONG = {
+    laws.leaves_its_inputs_as_they_were: lambda r, g: r.sub_(group_mean(r, g)),
+    laws.sums_to_0_in_each_group: over_the_batch,
+    laws.is_0_where_all_rewards_of_a_group_are_equal: without_epsilon,
+    laws.is_unmoved_when_all_rewards_of_a_group_shift: lambda r, g: (
+        r / (1 + group_mean(r.abs(), g))
+    ),
+    laws.reads_no_other_group: over_the_batch_after_the_group,
+    laws.goes_with_its_episode_into_any_order: neighbours_only,
+    laws.rises_with_the_reward: lambda r, g: -dr_grpo(r, g),
+}
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("advantage", [dr_grpo, grpo, rloo, group_advantages, leave_one_out_advantages,
-                                       lambda reward, group: group_advantages(reward, group, scale=False)])
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        dr_grpo,
+        grpo,
+        rloo,
+        group_advantages,
+        leave_one_out_advantages,
+        lambda reward, group: group_advantages(reward, group, scale=False),
+    ],
+)
 def test_the_three_known_advantages_keep_all_laws(law, advantage):
     law(advantage)
 

@@ -18,26 +18,32 @@ DOCUMENT = ROOT / "docs" / "your-own-loss.md"
 PLUGIN = ("-p", "minidpo.laws.plugin")  # what an installed minidpo declares in pyproject.toml
 
 
-@pytest.mark.parametrize("spec, complaint", [
-    ("my_losses", "wanted package.module:function"),
-    (":loss", "wanted package.module:function"),
-    ("folder/my_losses.py:loss", "wanted package.module:function"),
-    ("no.such:loss", "cannot import no.such: No module named 'no'"),
-    ("my_broken:loss", "cannot import my_broken: "),
-    ("my_script:loss", "cannot import my_script: 3 "),
-    ("my_losses:none", "none does not exist in .*my_losses.py"),
-    ("my_losses:BETA", "BETA is not a function in .*my_losses.py"),
-    ("torch:add", "add is built in and does not say what it takes"),
-    ("my_losses:needs_more", "give beta, gamma a default"),
-    ("my_losses:takes_two", "cannot be called with .*: too many positional arguments"),
-])
-def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "spec, complaint",
+    [
+        ("my_losses", "wanted package.module:function"),
+        (":loss", "wanted package.module:function"),
+        ("folder/my_losses.py:loss", "wanted package.module:function"),
+        ("no.such:loss", "cannot import no.such: No module named 'no'"),
+        ("my_broken:loss", "cannot import my_broken: "),
+        ("my_script:loss", "cannot import my_script: 3 "),
+        ("my_losses:none", "none does not exist in .*my_losses.py"),
+        ("my_losses:BETA", "BETA is not a function in .*my_losses.py"),
+        ("torch:add", "add is built in and does not say what it takes"),
+        ("my_losses:needs_more", "give beta, gamma a default"),
+        ("my_losses:takes_two", "cannot be called with .*: too many positional arguments"),
+    ],
+)
+def test_a_loss_that_cannot_be_called_is_refused_in_one_line(
+    spec, complaint, tmp_path, monkeypatch
+):
     (tmp_path / "my_broken.py").write_text("def loss(:\n")
     (tmp_path / "my_script.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "my_losses.py").write_text(
         "BETA = 0.1\n"
         "def needs_more(a, b, c, d, beta, e=1, *, gamma): pass\n"
-        "def takes_two(a, b): pass\n")
+        "def takes_two(a, b): pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)
     with pytest.raises(pytest.UsageError, match=complaint) as refused:
@@ -47,8 +53,13 @@ def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tm
 
 def judge(folder, *options):
     """The exit code and words of `python -m minidpo.laws OPTIONS` in a folder outside."""
-    done = subprocess.run([sys.executable, "-m", "minidpo.laws", *options], cwd=folder, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    done = subprocess.run(
+        [sys.executable, "-m", "minidpo.laws", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -62,16 +73,28 @@ def four(tmp_path_factory):
     """A loss, a head, an advantage and a code judged at once, in a folder where pytest has settings: that
     folder, the exit code, what was said and of it what each function's section says."""
     folder = tmp_path_factory.mktemp("laws")
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -x -k mine\npython_functions = check_*\n"
+    )
     (folder / "conftest.py").write_text("raise SystemExit\n")
     (folder / "my_losses.py").write_text(block("python"))
     (folder / "mine.py").write_text(
         "import torch\n"
         "from minidpo.laws.ours import nf4\n"
         "from minidpo.model.head import token_logps\n"
-        "def advantage(reward, group): return reward - reward.mean()\n")
-    exit_code, said = judge(folder, "--loss", "my_losses:exponential", "--head", "mine:token_logps",
-                            "--advantage", "mine:advantage", "--code", "mine:nf4")
+        "def advantage(reward, group): return reward - reward.mean()\n"
+    )
+    exit_code, said = judge(
+        folder,
+        "--loss",
+        "my_losses:exponential",
+        "--head",
+        "mine:token_logps",
+        "--advantage",
+        "mine:advantage",
+        "--code",
+        "mine:nf4",
+    )
     parts = re.findall(r"^=+ laws of \w+:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL)
     return folder, exit_code, said, {name: f"\n{text}" for name, text in parts}
 
@@ -89,18 +112,28 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(four):
     assert not list(folder.glob(".pytest*"))
 
 
-@pytest.mark.parametrize("name, start, end", [
-    ("forgotten", "does not hold  ", ": "),
-    pytest.param("none", "not asked      ", ": it has no parameter beta\n", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, start, end",
+    [
+        ("forgotten", "does not hold  ", ": "),
+        pytest.param(
+            "none", "not asked      ", ": it has no parameter beta\n", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path, name, start, end):
     (tmp_path / "mine.py").write_text(
         "from minidpo.objective.losses import dpo_loss\n"
         "def forgotten(pc, pr, rc, rr, beta=0.1): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
-        "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n")
+        "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
+    )
     _, said = judge(tmp_path, "--loss", f"mine:{name}")
     assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
-    for law in ("reads beta", "is the loss at beta 1 of beta times the log probs",
-                "pulls with half of beta at first"):
+    for law in (
+        "reads beta",
+        "is the loss at beta 1 of beta times the log probs",
+        "pulls with half of beta at first",
+    ):
         assert f"\n{start}{law}{end}" in said
 
 
@@ -108,7 +141,9 @@ def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path
 def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
     exit_code, said = judge(tmp_path, "--loss", "my_losses:exponential")
     assert exit_code == pytest.ExitCode.USAGE_ERROR
-    assert re.fullmatch(r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip())
+    assert re.fullmatch(
+        r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip()
+    )
 
 
 def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(four):
@@ -121,38 +156,58 @@ def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(four):
 
 def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(four):
     _, exit_code, _, parts = four
-    held, broken = (parts["exponential"].count(f"\n{verdict} ") for verdict in ("holds", "does not hold"))
+    held, broken = (
+        parts["exponential"].count(f"\n{verdict} ") for verdict in ("holds", "does not hold")
+    )
     assert exit_code == 1 and held > 10 and broken > 5 and held + broken == len(loss.LAWS)
 
 
 def test_an_option_that_is_given_twice_is_refused():
     given = SimpleNamespace(args=["minidpo.laws", "--loss", "dpo", "--loss=ipo_sum"])
-    config = SimpleNamespace(invocation_params=given, option=SimpleNamespace(help=False),
-                             getoption={"--loss": "ipo_sum"}.get)
-    with pytest.raises(pytest.UsageError, match="^--loss is given twice: ask for the laws of one at a time$"):
+    config = SimpleNamespace(
+        invocation_params=given,
+        option=SimpleNamespace(help=False),
+        getoption={"--loss": "ipo_sum"}.get,
+    )
+    with pytest.raises(
+        pytest.UsageError, match="^--loss is given twice: ask for the laws of one at a time$"
+    ):
         plugin.pytest_configure(config)
 
 
 def test_without_a_function_the_laws_ask_for_one(tmp_path):
     exit_code, said = judge(tmp_path)
     assert exit_code == pytest.ExitCode.USAGE_ERROR
-    assert said.strip() == ("ERROR: the laws want a function: --loss or --head or --advantage or --code "
-                            "package.module:function")
+    assert said.strip() == (
+        "ERROR: the laws want a function: --loss or --head or --advantage or --code "
+        "package.module:function"
+    )
 
 
 def test_other_runs_of_pytest_have_no_such_options(tmp_path):
     (tmp_path / "conftest.py").write_text(
-        "def pytest_addoption(parser): parser.addoption('--loss', default='mine')\n")
+        "def pytest_addoption(parser): parser.addoption('--loss', default='mine')\n"
+    )
     (tmp_path / "test_it.py").write_text(
-        "def test_it(request): assert request.config.getoption('--loss') == 'mine'\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *PLUGIN], cwd=tmp_path, text=True,
-                          capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        "def test_it(request): assert request.config.getoption('--loss') == 'mine'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *PLUGIN],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_hypothesis_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(laws, "find_spec", lambda name: None if name == "hypothesis" else name)
-    config = SimpleNamespace(invocation_params=SimpleNamespace(args=["minidpo.laws", "--loss", "mine:loss"]),
-                             option=SimpleNamespace(help=False))
-    with pytest.raises(pytest.UsageError, match="^the laws need hypothesis: pip install hypothesis$"):
+    config = SimpleNamespace(
+        invocation_params=SimpleNamespace(args=["minidpo.laws", "--loss", "mine:loss"]),
+        option=SimpleNamespace(help=False),
+    )
+    with pytest.raises(
+        pytest.UsageError, match="^the laws need hypothesis: pip install hypothesis$"
+    ):
         plugin.pytest_configure(config)

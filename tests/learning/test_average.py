@@ -25,9 +25,13 @@ SHAPES = {"lora_A": (3, 8), "lora_B": (5, 3)}
 def drawn(seed, center=None, size=1.0, dtype=torch.float64):
     """Tensors of an adapter: random ones, or noise of this size around others."""
     generator = torch.Generator().manual_seed(seed)
-    noise = {name: size * torch.randn(shape, generator=generator, dtype=torch.float64)
-             for name, shape in SHAPES.items()}
-    return {name: (tensor + (center[name] if center else 0)).to(dtype) for name, tensor in noise.items()}
+    noise = {
+        name: size * torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in SHAPES.items()
+    }
+    return {
+        name: (tensor + (center[name] if center else 0)).to(dtype) for name, tensor in noise.items()
+    }
 
 
 @given(seeds, counts)
@@ -36,18 +40,28 @@ def test_a_mean_is_between_blind_to_order_and_to_the_scale_of_weights(seed, weig
     averaged = mean(adapters, weights)
     for name, tensor in averaged.items():
         stacked = torch.stack([adapter[name] for adapter in adapters])
-        assert (stacked.amin(0) - 1e-12 <= tensor).all() and (tensor <= stacked.amax(0) + 1e-12).all()
+        assert (stacked.amin(0) - 1e-12 <= tensor).all() and (
+            tensor <= stacked.amax(0) + 1e-12
+        ).all()
         torch.testing.assert_close(tensor, mean(adapters[::-1], weights[::-1])[name])
-        torch.testing.assert_close(tensor, mean(adapters, [0.3 * weight for weight in weights])[name])
-        torch.testing.assert_close(mean([adapters[0]] * len(weights), weights)[name], adapters[0][name])
+        torch.testing.assert_close(
+            tensor, mean(adapters, [0.3 * weight for weight in weights])[name]
+        )
+        torch.testing.assert_close(
+            mean([adapters[0]] * len(weights), weights)[name], adapters[0][name]
+        )
 
 
 @given(seeds, counts)
 def test_a_weight_is_how_often_an_adapter_counts(seed, weights):
     adapters = [drawn(seed + i) for i in range(len(weights))]
-    repeated = [adapter for adapter, count in zip(adapters, weights, strict=True) for _ in range(count)]
+    repeated = [
+        adapter for adapter, count in zip(adapters, weights, strict=True) for _ in range(count)
+    ]
     for name, tensor in mean(adapters, weights).items():
-        torch.testing.assert_close(tensor, sum(adapter[name] for adapter in repeated) / len(repeated))
+        torch.testing.assert_close(
+            tensor, sum(adapter[name] for adapter in repeated) / len(repeated)
+        )
 
 
 @given(seeds, counts)
@@ -55,9 +69,12 @@ def test_what_the_mean_adds_is_the_mean_of_what_each_adds_less_their_covariance(
     center, n = drawn(seed), len(weights)
     adapters = [drawn(seed + 1 + i, center, 0.1) for i in range(n)]
     averaged = mean(adapters, [1] * n)
-    apart = [{name: tensor - averaged[name] for name, tensor in adapter.items()} for adapter in adapters]
-    products, covariance = (sum(each["lora_B"] @ each["lora_A"] for each in group) / n
-                            for group in (adapters, apart))
+    apart = [
+        {name: tensor - averaged[name] for name, tensor in adapter.items()} for adapter in adapters
+    ]
+    products, covariance = (
+        sum(each["lora_B"] @ each["lora_A"] for each in group) / n for group in (adapters, apart)
+    )
     torch.testing.assert_close(averaged["lora_B"] @ averaged["lora_A"], products - covariance)
 
 
@@ -65,7 +82,9 @@ def test_what_the_mean_adds_is_the_mean_of_what_each_adds_less_their_covariance(
 def test_halves_are_averaged_in_double_precision_and_rounded_once_to_fp32(seed, dtype):
     adapters = [drawn(seed + i, dtype=dtype) for i in range(3)]
     for name, tensor in mean(adapters, [1, 1, 2]).items():
-        exact = (adapters[0][name].double() + adapters[1][name].double() + 2 * adapters[2][name].double()) / 4
+        exact = (
+            adapters[0][name].double() + adapters[1][name].double() + 2 * adapters[2][name].double()
+        ) / 4
         assert tensor.dtype == torch.float32 and torch.equal(tensor, exact.float())
 
 
@@ -73,9 +92,13 @@ def test_halves_are_averaged_in_double_precision_and_rounded_once_to_fp32(seed, 
 def test_the_cosine_is_1_of_the_same_a_whatever_b_and_near_0_of_strangers(seed):
     one, other = drawn(seed), drawn(seed + 1)
     assert cosine_of_a(one, one | {"lora_B": other["lora_B"]}) == pytest.approx(1)
-    assert cosine_of_a(one, {name: -2 * tensor for name, tensor in one.items()}) == pytest.approx(-1)
-    wide = [{"lora_A": torch.randn(40, 500, generator=torch.Generator().manual_seed(i % 2**32))}
-            for i in (seed, seed + 1)]
+    assert cosine_of_a(one, {name: -2 * tensor for name, tensor in one.items()}) == pytest.approx(
+        -1
+    )
+    wide = [
+        {"lora_A": torch.randn(40, 500, generator=torch.Generator().manual_seed(i % 2**32))}
+        for i in (seed, seed + 1)
+    ]
     assert abs(cosine_of_a(*wide)) < 0.05
 
 
@@ -84,7 +107,9 @@ def saved(folder: Path, seed=0, size=0.0, config=LoRAConfig(rank=3), model=None)
     model = trained(model or tiny(0, torch.float32), config, seed=0 if size else seed)
     with torch.no_grad():
         for tensor in lora.adapter_tensors(model).values() if size else ():
-            tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)), alpha=size)
+            tensor.add_(
+                torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)), alpha=size
+            )
     lora.save(model, folder, "its base", fingerprint(lora.base_tensors(model)))
     return folder
 
@@ -96,7 +121,9 @@ def start(tmp_path):
 
 @pytest.fixture
 def after(tmp_path):
-    return saved(tmp_path / "after" / "adapter", seed=3, size=0.02, config=LoRAConfig(rank=3, dropout=0.1))
+    return saved(
+        tmp_path / "after" / "adapter", seed=3, size=0.02, config=LoRAConfig(rank=3, dropout=0.1)
+    )
 
 
 def logits(folder):
@@ -115,7 +142,9 @@ def test_the_logits_of_the_mean_are_the_mean_of_the_logits_up_to_second_order(tm
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
 
 
-def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(tmp_path, start, after, capsys):
+def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(
+    tmp_path, start, after, capsys
+):
     told = average(AverageCommand((start, after), (3, 1), tmp_path / "mean"))
     folder = tmp_path / "mean" / "adapter"
     assert capsys.readouterr().out.startswith(f"{folder}: the mean of 2 adapters, ")
@@ -128,7 +157,9 @@ def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(tmp_
     assert metadata[lora.ADAPTER_FINGERPRINT] == told["fingerprint"] == fingerprint(averaged)
     assert (tmp_path / "mean" / "done").is_file()
     settings = json.loads((tmp_path / "mean" / "config.json").read_text())
-    assert settings["adapters"] == [str(start), str(after)] and len(settings["adapters_sha256"]) == 2
+    assert (
+        settings["adapters"] == [str(start), str(after)] and len(settings["adapters_sha256"]) == 2
+    )
     with pytest.raises(ValueError, match="made for another base: its weights"):
         lora.load(tiny(1, torch.float32), folder)
 
@@ -140,7 +171,9 @@ def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
     moved = (tmp_path / "start").rename(tmp_path / "moved") / "adapter"
     average(AverageCommand((moved, after), (1, 1), out))  # the same one again
     (out / "adapter").rename(out / "lost")
-    with pytest.raises(ValueError, match="is done, but its adapter is gone: delete .*done, and the same com"):
+    with pytest.raises(
+        ValueError, match="is done, but its adapter is gone: delete .*done, and the same com"
+    ):
         average(AverageCommand((moved, after), (1, 1), out))
     (out / "lost").rename(out / "adapter")
     with pytest.raises(ValueError, match="holds a run with other settings .weights"):
@@ -162,7 +195,9 @@ def test_no_adapter_that_is_averaged_is_overwritten(tmp_path, start, after):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(tmp_path, start, after, capsys):
+def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(
+    tmp_path, start, after, capsys
+):
     halves = {name: tensor.bfloat16() for name, tensor in load_file(start / lora.WEIGHTS).items()}
     write_weights(start / lora.WEIGHTS, halves, {"format": "pt"})  # as the agent that ships
     write_weights(after / scalar_head.FILE, {"reward": torch.zeros(16)}, {})
@@ -175,7 +210,9 @@ def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(tmp
 
 
 def test_bases_of_two_names_are_told_where_a_file_does_not_tell_their_weights(start, after, capsys):
-    settings = json.loads((after / lora.CONFIG).read_text()) | {"base_model_name_or_path": "another"}
+    settings = json.loads((after / lora.CONFIG).read_text()) | {
+        "base_model_name_or_path": "another"
+    }
     (after / lora.CONFIG).write_text(json.dumps(settings))
     checked([start, after])
     assert capsys.readouterr().out == ""  # their fingerprints agree
@@ -194,14 +231,18 @@ def test_adapters_that_have_gone_far_from_one_start_still_have_a_mean(tmp_path, 
 OTHERS = "its rank, alpha, targets or base are others"
 
 
-@pytest.mark.parametrize("other, says", [
-    (dict(seed=1), "not trained from the adapter that"),
-    (dict(config=LoRAConfig(rank=4)), f"rank 4.*{OTHERS}"),
-    (dict(config=LoRAConfig(rank=3, alpha=8)), f"alpha 8.*{OTHERS}"),
-    (dict(config=LoRAConfig(rank=3, targets=("q_proj",))), f"4 tensors.*{OTHERS}"),
-    (dict(model=tiny(0, torch.float32, layers=1)), f"14 tensors.*{OTHERS}"),
-    (dict(seed=3, size=0.02, model=tiny(5, torch.float32)), "base_fingerprint is not that of"),
-    (dict(seed=3, size=float("nan")), "not finite")])
+@pytest.mark.parametrize(
+    "other, says",
+    [
+        (dict(seed=1), "not trained from the adapter that"),
+        (dict(config=LoRAConfig(rank=4)), f"rank 4.*{OTHERS}"),
+        (dict(config=LoRAConfig(rank=3, alpha=8)), f"alpha 8.*{OTHERS}"),
+        (dict(config=LoRAConfig(rank=3, targets=("q_proj",))), f"4 tensors.*{OTHERS}"),
+        (dict(model=tiny(0, torch.float32, layers=1)), f"14 tensors.*{OTHERS}"),
+        (dict(seed=3, size=0.02, model=tiny(5, torch.float32)), "base_fingerprint is not that of"),
+        (dict(seed=3, size=float("nan")), "not finite"),
+    ],
+)
 def test_strangers_have_no_mean(tmp_path, start, other, says):
     given = (start, saved(tmp_path / "other", **other))
     with pytest.raises(ValueError, match=says) as error:
@@ -210,25 +251,35 @@ def test_strangers_have_no_mean(tmp_path, start, other, says):
     assert not (tmp_path / "mean").exists()
 
 
-@pytest.mark.parametrize("changed, says", [
-    ({"metadata": {lora.BASE_DTYPE: "bfloat16"}}, "base_dtype is not that of"),
-    ({"prefix": "not_"}, "holds no LoRA weights"), ({"dtype": torch.int32}, "not floating point"),
-    ({"dtype": torch.float8_e4m3fn}, "not floating point")])
+@pytest.mark.parametrize(
+    "changed, says",
+    [
+        ({"metadata": {lora.BASE_DTYPE: "bfloat16"}}, "base_dtype is not that of"),
+        ({"prefix": "not_"}, "holds no LoRA weights"),
+        ({"dtype": torch.int32}, "not floating point"),
+        ({"dtype": torch.float8_e4m3fn}, "not floating point"),
+    ],
+)
 def test_a_file_that_another_program_wrote_is_checked(start, after, changed, says):
     dtype = changed.get("dtype", torch.float32)
-    tensors = {name.replace("lora_", changed.get("prefix", "lora_")): tensor.to(dtype)
-               for name, tensor in load_file(after / lora.WEIGHTS).items()}
+    tensors = {
+        name.replace("lora_", changed.get("prefix", "lora_")): tensor.to(dtype)
+        for name, tensor in load_file(after / lora.WEIGHTS).items()
+    }
     save_file(tensors, after / lora.WEIGHTS, changed.get("metadata"))
     with pytest.raises(ValueError, match=says):
         checked([start, after])
 
 
 def test_a_command_that_asks_for_no_mean_is_refused(tmp_path, start):
-    for given, weights, says in (((start,), (), "two adapters or more"), ((), (), "two adapters or more"),
-                                 ((start, start), (1,), "1 weights for 2 adapters: give one each"),
-                                 ((start, start), (1, 0), "above 0 and have a finite sum, got"),
-                                 ((start, start), (1, float("nan")), "above 0 and have a finite sum"),
-                                 ((start, start), (1e308, 1e308), "above 0 and have a finite sum")):
+    for given, weights, says in (
+        ((start,), (), "two adapters or more"),
+        ((), (), "two adapters or more"),
+        ((start, start), (1,), "1 weights for 2 adapters: give one each"),
+        ((start, start), (1, 0), "above 0 and have a finite sum, got"),
+        ((start, start), (1, float("nan")), "above 0 and have a finite sum"),
+        ((start, start), (1e308, 1e308), "above 0 and have a finite sum"),
+    ):
         with pytest.raises(ValueError, match=says):
             AverageCommand(given, weights, tmp_path / "mean")
     with pytest.raises(ValueError, match="nowhere: no such folder"):

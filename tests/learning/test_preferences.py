@@ -18,9 +18,18 @@ from minidpo.data import batch as batches
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.preferences import (Preferences, instance_trees, micro_batches, mismatched,
-                                          pair_batches, pair_loss, pair_loss_of, score_all, step_baseline,
-                                          tokenise)
+from minidpo.learning.preferences import (
+    Preferences,
+    instance_trees,
+    micro_batches,
+    mismatched,
+    pair_batches,
+    pair_loss,
+    pair_loss_of,
+    score_all,
+    step_baseline,
+    tokenise,
+)
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
@@ -40,7 +49,9 @@ def preferences(draw):
         first = len(data.dialogues)
         data.dialogues.extend(rows)
         data.instances.extend([("task", instance)] * len(rows))
-        sides = [(first + a, first + b) for a in range(len(rows)) for b in range(len(rows)) if a != b]
+        sides = [
+            (first + a, first + b) for a in range(len(rows)) for b in range(len(rows)) if a != b
+        ]
         data.pairs.extend(rng.sample(sides, rng.randint(1, min(6, len(sides)))))
     data.names.extend(f"trajectory {i}" for i in range(len(data.dialogues)))
     rng.shuffle(data.pairs)
@@ -54,13 +65,22 @@ def test_no_step_meets_a_larger_tree_than_the_plan_counts_on(data, budget, draws
     met = max(len(group.tree.ids) for group in instance_trees(data, picked, budget))
     together = max(len(group.tree.ids) for group in instance_trees(data, data.pairs, budget))
     assert met <= data.largest_tree(budget) <= max(together, budget.tree_tokens)
-    assert data.largest_tree(replace(budget, tree_tokens=10**6)) < 10**6  # whole trees have no more to fill
+    assert (
+        data.largest_tree(replace(budget, tree_tokens=10**6)) < 10**6
+    )  # whole trees have no more to fill
 
 
 @few
-@given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
-       st.sampled_from([0.0, 0.7]), st.sampled_from([0.5, 0.9]))
-def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll, gamma):
+@given(
+    preferences(),
+    budgets,
+    st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
+    st.sampled_from([0.0, 0.7]),
+    st.sampled_from([0.5, 0.9]),
+)
+def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(
+    data, budget, name, nll, gamma
+):
     settings = pair_loss_of(DPO(loss=name, nll=nll, gamma=gamma if name == "dmpo" else None))
     kind, picked = settings.loss.score, range(len(data.pairs))
     ref = alone(MODEL, data.dialogues, kind, gamma).detach() - 0.5
@@ -69,17 +89,27 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     c, r = list(c), list(r)
     each = settings.loss.of_scores(settings.parameters, None)(policy[c], policy[r], ref[c], ref[r])
     expected = (each - nll * torch.tensor(data.solved).double() * mean[c]).mean()
-    steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
-             for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
+    steps = [
+        pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
+        for batch in pair_batches(data, picked, ref, settings, budget, CPU)
+    ]
     parts = [loss for loss, _ in steps]
     torch.testing.assert_close(sum(parts), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(sum(numbers["logp_rejected"] for _, numbers in steps), policy[r].mean())
-    torch.testing.assert_close(sum(gradients(MODEL, part) for part in parts), gradients(MODEL, expected),
-                               rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        sum(numbers["logp_rejected"] for _, numbers in steps), policy[r].mean()
+    )
+    torch.testing.assert_close(
+        sum(gradients(MODEL, part) for part in parts),
+        gradients(MODEL, expected),
+        rtol=1e-8,
+        atol=1e-8,
+    )
 
 
 @given(preferences(), budgets, st.data())
-def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_names(data, budget, draws):
+def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_names(
+    data, budget, draws
+):
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
     ref = torch.arange(len(data.dialogues)).double()
     seen = []
@@ -99,7 +129,9 @@ def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_f
         assert all(len(names) == 1 for names in instances)
         assert sorted(i for group in groups for i in group.units) == list(range(len(data.pairs)))
         for group in groups:
-            assert group.trajectories == list(dict.fromkeys(t for i in group.units for t in data.pairs[i]))
+            assert group.trajectories == list(
+                dict.fromkeys(t for i in group.units for t in data.pairs[i])
+            )
             assert group.tree == grow([data.dialogues[t].ids for t in group.trajectories])
             assert len(group.tree.ids) <= limit or len(group.units) == 1
     assert len(groups) == len(set().union(*instances))
@@ -110,9 +142,12 @@ def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_f
 def test_the_reference_scores_every_trajectory_as_if_it_were_alone(data, budget):
     for name in ("dpo", "dmpo", "ipo_mean"):
         settings = pair_loss_of(DPO(loss=name))
-        expected = alone(MODEL, data.dialogues, settings.loss.score, settings.parameters.gamma).detach()
-        torch.testing.assert_close(score_all(MODEL, data, settings, budget), expected.float(), rtol=1e-5,
-                                   atol=1e-5)
+        expected = alone(
+            MODEL, data.dialogues, settings.loss.score, settings.parameters.gamma
+        ).detach()
+        torch.testing.assert_close(
+            score_all(MODEL, data, settings, budget), expected.float(), rtol=1e-5, atol=1e-5
+        )
 
 
 # from episodes
@@ -134,17 +169,21 @@ def test_an_episode_in_several_pairs_is_read_once_and_one_of_another_instance_ag
 
 
 def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes():
-    late = tiny.episode((tiny.CLICK_1, tiny.CLICK_1), "failed", index=3)  # wrong from 0 or from 1 on
+    late = tiny.episode(
+        (tiny.CLICK_1, tiny.CLICK_1), "failed", index=3
+    )  # wrong from 0 or from 1 on
     data = tokenise([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, "token")
     for chosen, rejected in data.pairs:
         c, r = data.dialogues[chosen], data.dialogues[rejected]
-        assert r.ids[:-1] == c.ids[:len(r.ids) - 1] and r.ids != c.ids[:len(r.ids)]
+        assert r.ids[:-1] == c.ids[: len(r.ids) - 1] and r.ids != c.ids[: len(r.ids)]
     assert len(data.dialogues) == 4
 
 
 def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
     same = replace(RIGHT, outcome="failed", index=5)
-    with pytest.raises(ValueError, match="seed 1 episode 0 and click-button seed 1 episode 5 are the same"):
+    with pytest.raises(
+        ValueError, match="seed 1 episode 0 and click-button seed 1 episode 5 are the same"
+    ):
         tokenise([Pair(RIGHT, same)], tiny.chat(), 1024, "end")
 
 
@@ -159,22 +198,37 @@ def test_a_pair_of_two_instances_and_a_trajectory_too_long_are_refused_by_name()
 
 
 def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another():
-    data = Preferences([Dialogue([1, 2, 5, 6], [-1, -1, 0, -1]), Dialogue([1, 2, 7], [-1, -1, 0]),
-                        Dialogue([1, 3, 4, 8], [-1, -1, -1, 0])], ["a", "b", "c"],
-                       [("t", 1), ("t", 1), ("t", 2)], [(0, 1)], [True])
+    data = Preferences(
+        [
+            Dialogue([1, 2, 5, 6], [-1, -1, 0, -1]),
+            Dialogue([1, 2, 7], [-1, -1, 0]),
+            Dialogue([1, 3, 4, 8], [-1, -1, -1, 0]),
+        ],
+        ["a", "b", "c"],
+        [("t", 1), ("t", 1), ("t", 2)],
+        [(0, 1)],
+        [True],
+    )
     others = mismatched(data, 9)
-    assert others.dialogues == [Dialogue([1, 3, 4, 5, 6], [-1, -1, -1, 0, -1]),
-                                Dialogue([1, 3, 4, 7], [-1, -1, -1, 0]), Dialogue([1, 2, 8], [-1, -1, 0])]
+    assert others.dialogues == [
+        Dialogue([1, 3, 4, 5, 6], [-1, -1, -1, 0, -1]),
+        Dialogue([1, 3, 4, 7], [-1, -1, -1, 0]),
+        Dialogue([1, 2, 8], [-1, -1, 0]),
+    ]
     assert mismatched(data, 4).dialogues[0] == Dialogue([1, 3, 4, 5], [-1, -1, -1, 0])
-    alike = data._replace(dialogues=[Dialogue([1, 2, 5], [-1, -1, 0]), Dialogue([1, 2, 6], [-1, -1, 0])])
+    alike = data._replace(
+        dialogues=[Dialogue([1, 2, 5], [-1, -1, 0]), Dialogue([1, 2, 6], [-1, -1, 0])]
+    )
     with pytest.raises(ValueError, match="all pairs have the same one: explore more instances"):
         mismatched(alike, 9)
 
 
 @few
 @given(preferences(), budgets, st.data(), st.floats(-1, 1))
-def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(data, budget, draws, moved):
-    assume(len({tuple(d.ids[:d.turns.index(0)]) for d in data.dialogues}) > 1)
+def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(
+    data, budget, draws, moved
+):
+    assume(len({tuple(d.ids[: d.turns.index(0)]) for d in data.dialogues}) > 1)
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=5))
     others = mismatched(data, 99)
     policy = alone(MODEL, others.dialogues).detach()
@@ -186,11 +240,16 @@ def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(d
 
 
 def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it_each_step(
-        folder, tmp_path):  # noqa: F811
-    _, log = dpo(folder, tmp_path / "run", steps=6, loss="kto", undesirable_weight=0.0, lr=5e-2, warmup=0)
+    folder, tmp_path
+):
+    _, log = dpo(
+        folder, tmp_path / "run", steps=6, loss="kto", undesirable_weight=0.0, lr=5e-2, warmup=0
+    )
     assert log[0]["loss"] == pytest.approx((1 + 0) / 4, abs=1e-6) and log[0]["kto_baseline"] <= 1e-4
     assert (tmp_path / "run" / "reference-baseline.safetensors").is_file()
-    assert len({record["kto_baseline"] for record in log}) > 1 and all(r["kto_baseline"] >= 0 for r in log)
+    assert len({record["kto_baseline"] for record in log}) > 1 and all(
+        r["kto_baseline"] >= 0 for r in log
+    )
 
 
 @pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
@@ -200,8 +259,10 @@ def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss): 
     small = replace(HERE, micro_tokens=64, tree_tokens=64)
     walked = mock.Mock(wraps=batches.read_depth_first)
     with mock.patch.object(batches, "read_depth_first", walked):
-        logs = [dpo(folder, tmp_path / str(n), machine, loss=loss, lr=1e-2, nll=0.1)[1]
-                for n, machine in enumerate((large, small, replace(small, depth_first=True)))]
+        logs = [
+            dpo(folder, tmp_path / str(n), machine, loss=loss, lr=1e-2, nll=0.1)[1]
+            for n, machine in enumerate((large, small, replace(small, depth_first=True)))
+        ]
     assert walked.called
     for record, *others in zip(*logs, strict=True):
         for other in others:
@@ -211,14 +272,23 @@ def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss): 
 
 def test_the_step_is_that_of_the_formula():
     """DPO written out for one pair: -log σ(β ((pc - rc) - (pr - rr))), and its numbers for the log."""
-    data = Preferences([Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])], ["a", "b"],
-                       [("t", 1)] * 2, [(0, 1)], [True])
+    data = Preferences(
+        [Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])],
+        ["a", "b"],
+        [("t", 1)] * 2,
+        [(0, 1)],
+        [True],
+    )
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     settings = pair_loss_of(DPO(beta=0.3))
-    batch, = pair_batches(data, [0], ref, settings, Machine(micro_tokens=100, tree_tokens=100), CPU)
+    (batch,) = pair_batches(
+        data, [0], ref, settings, Machine(micro_tokens=100, tree_tokens=100), CPU
+    )
     scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
     loss, numbers = pair_loss(settings, batch, scores)
-    assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())
+    assert loss.item() == pytest.approx(
+        dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item()
+    )
     assert numbers["margin"].item() == pytest.approx(0.3 * (0.5 + 2.0)) and numbers["accuracy"] == 1
 
 
@@ -226,11 +296,15 @@ def test_a_tree_that_goes_depth_first_is_alone_in_its_batch_whatever_the_batch_m
     def dialogue(last, tokens):
         return Dialogue([1, *[2] * tokens, last], [-1] * (tokens + 1) + [0])
 
-    data = SimpleNamespace(instances=[(task, 1) for task in "aabbccdd"],
-                           dialogues=[dialogue(last, tokens) for tokens in (9, 9, 2, 2) for last in (3, 4)])
+    data = SimpleNamespace(
+        instances=[(task, 1) for task in "aabbccdd"],
+        dialogues=[dialogue(last, tokens) for tokens in (9, 9, 2, 2) for last in (3, 4)],
+    )
     pairs = [(n, n + 1) for n in (0, 2, 4, 6)]
     machine = Machine(depth_first=True, tree_tokens=6, micro_tokens=1_000)
-    sizes = [[len(group.tree.ids) for group in batch] for batch in micro_batches(data, pairs, machine)]
+    sizes = [
+        [len(group.tree.ids) for group in batch] for batch in micro_batches(data, pairs, machine)
+    ]
     assert sorted(sizes) == [[5, 5], [12], [12]]
     sizes = micro_batches(data, pairs, replace(machine, depth_first=False, tree_tokens=99))
     assert [len(batch) for batch in sizes] == [4]

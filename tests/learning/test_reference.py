@@ -11,8 +11,11 @@ from minidpo.memory import lora
 from minidpo.model.chat import Dialogue
 
 SCORES = torch.tensor([-1.5, -20.25, -0.1])
-rows = st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(-1, 3)), min_size=1, max_size=4),
-                min_size=1, max_size=3)
+rows = st.lists(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(-1, 3)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=3,
+)
 
 
 def never():
@@ -39,7 +42,9 @@ def test_scores_of_anything_else_are_refused_and_not_replaced(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"longer than a header", b"\x08" + bytes(7) + b"{}      "])
+@pytest.mark.parametrize(
+    "content", [b"", b"longer than a header", b"\x08" + bytes(7) + b"{}      "]
+)
 def test_a_damaged_file_is_named_with_the_way_out(tmp_path, content):
     path = tmp_path / "reference.safetensors"
     path.write_bytes(content)

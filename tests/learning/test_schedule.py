@@ -7,8 +7,13 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.learning.schedule import (best_round, focused_instances, remove_if_of_another_round, should_stop,
-                                       unlocked_tasks)
+from minidpo.learning.schedule import (
+    best_round,
+    focused_instances,
+    remove_if_of_another_round,
+    should_stop,
+    unlocked_tasks,
+)
 from minidpo.loop import flat_figures
 
 rates = st.floats(0, 1)
@@ -45,7 +50,9 @@ def test_a_lower_threshold_lets_more_tasks_in(success, one, other):
 
 
 @given(successes, st.integers(1, 50))
-def test_exploring_with_focus_takes_as_many_instances_and_most_where_outcomes_are_mixed(success, instances):
+def test_exploring_with_focus_takes_as_many_instances_and_most_where_outcomes_are_mixed(
+    success, instances
+):
     counts = focused_instances(success, instances)
     assert sum(counts.values()) == instances * len(success) and counts.keys() == success.keys()
     assert min(counts.values()) >= max(1, instances // 4) or instances == 1
@@ -71,10 +78,11 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 3])
 def test_what_another_rounds_agent_played_is_removed_and_a_kill_leaves_nothing_that_counts(
-        tmp_path, monkeypatch, kill_at):
+    tmp_path, monkeypatch, kill_at
+):
     path, note = tmp_path / "dpo.jsonl", tmp_path / "dpo.done"
     episode = tiny.episode(policy="runs/old/round-1/dpo/adapter@0123456789ab")
-    path.write_text(f"\n{episode.to_json()}\n" + "{\"ver")
+    path.write_text(f"\n{episode.to_json()}\n" + '{"ver')
     note.touch()
     (tmp_path / "dpo.metrics.jsonl").touch()
     remove_if_of_another_round(path, Path("/renamed/round-1/dpo/adapter"))
@@ -97,21 +105,25 @@ def test_what_another_rounds_agent_played_is_removed_and_a_kill_leaves_nothing_t
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("main", ["", "{\"ver", None])
+@pytest.mark.parametrize("main", ["", '{"ver', None])
 def test_what_other_ranks_of_another_round_left_is_removed_and_this_rounds_stays(tmp_path, main):
     path, rank = tmp_path / "dpo.jsonl", tmp_path / "dpo.jsonl.rank1"
     if main is not None:
         path.write_text(main)
     for number in (1, 2):
-        rank.write_text(tiny.episode(policy=f"runs/old/round-{number}/dpo/adapter@0").to_json() + "\n")
+        rank.write_text(
+            tiny.episode(policy=f"runs/old/round-{number}/dpo/adapter@0").to_json() + "\n"
+        )
         remove_if_of_another_round(path, Path("runs/new/round-2/dpo/adapter"))
         assert rank.is_file() == (number == 2) and path.is_file() == (main is not None)
 
 
-def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_damaged_one_is_named(tmp_path):
+def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_damaged_one_is_named(
+    tmp_path,
+):
     path = tmp_path / "dpo.jsonl"
     remove_if_of_another_round(path, Path("round-1/dpo/adapter"))
-    path.write_text("{\"version\": 1")
+    path.write_text('{"version": 1')
     remove_if_of_another_round(path, Path("round-1/dpo/adapter"))
     assert path.is_file()
     path.write_text("{}\n")
@@ -120,10 +132,23 @@ def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_dam
 
 
 def test_the_figures_of_a_loop_are_those_of_its_result():
-    agent = [{"all": {"success": rate, "n": 4}, "sampled": {"success": rate / 2}} for rate in (0.5, 1.0)]
+    agent = [
+        {"all": {"success": rate, "n": 4}, "sampled": {"success": rate / 2}} for rate in (0.5, 1.0)
+    ]
     both = {"gain_points": 50.0, "p_value": 0.5, "n": 4, "only_before": 0, "only_after": 2}
-    result = {"agents": {"sft": agent[0], "rft": agent[1]}, "comparison": both,
-              "seconds": {"sft": 1.25, "rft": 2.0}}
+    result = {
+        "agents": {"sft": agent[0], "rft": agent[1]},
+        "comparison": both,
+        "seconds": {"sft": 1.25, "rft": 2.0},
+    }
     assert flat_figures(result) == {
-        "sft_success": 0.5, "sft_sampled_success": 0.25, "rft_success": 1.0, "rft_sampled_success": 0.5,
-        "gain_points": 50.0, "won": 2, "lost": 0, "p_value": 0.5, "seconds": 3.2}
+        "sft_success": 0.5,
+        "sft_sampled_success": 0.25,
+        "rft_success": 1.0,
+        "rft_sampled_success": 0.5,
+        "gain_points": 50.0,
+        "won": 2,
+        "lost": 0,
+        "p_value": 0.5,
+        "seconds": 3.2,
+    }

@@ -18,11 +18,19 @@ from minidpo.learning.training_run import example_indices, in_steps
 @st.composite
 def explored(draw):
     """Episodes of some rounds' policies and of the expert, with rewards in between."""
-    return [replace(tiny.episode("ab"[:draw(st.integers(0, 2))], draw(st.sampled_from(["solved", "failed"])),
-                                 seed=draw(st.integers(0, 3)), index=n,
-                                 policy=draw(st.sampled_from(["expert", "run/1@aa", "run/2@bb"]))),
-                    reward=draw(st.sampled_from([-1.0, 0.0, 0.3, 0.5, 0.8, 1.0])))
-            for n in range(draw(st.integers(0, 12)))]
+    return [
+        replace(
+            tiny.episode(
+                "ab"[: draw(st.integers(0, 2))],
+                draw(st.sampled_from(["solved", "failed"])),
+                seed=draw(st.integers(0, 3)),
+                index=n,
+                policy=draw(st.sampled_from(["expert", "run/1@aa", "run/2@bb"])),
+            ),
+            reward=draw(st.sampled_from([-1.0, 0.0, 0.3, 0.5, 0.8, 1.0])),
+        )
+        for n in range(draw(st.integers(0, 12)))
+    ]
 
 
 shares, above_0 = st.floats(0.01, 1), st.sampled_from([0.3, 0.5, 0.8, 1.0])
@@ -30,17 +38,23 @@ shares, above_0 = st.floats(0.01, 1), st.sampled_from([0.3, 0.5, 0.8, 1.0])
 
 @given(explored(), above_0, above_0, shares, shares, st.integers(0, 9))
 def test_what_is_selected_is_a_subset_that_shrinks_with_the_threshold_and_grows_with_the_ratio(
-        played, one, other, part, whole, seed):
+    played, one, other, part, whole, seed
+):
     (low, high), (less, more) = sorted((one, other)), sorted((part, whole))
     keys = {e.key for e in selected(played, low, more, seed=seed)}
     assert {e.key for e in selected(played, high, less, seed=seed)} <= keys
-    assert keys <= {e.key for e in played if e.reward >= low and e.turns} == {
-        e.key for e in selected(played, low, 1.0, seed=seed)}
+    assert (
+        keys
+        <= {e.key for e in played if e.reward >= low and e.turns}
+        == {e.key for e in selected(played, low, 1.0, seed=seed)}
+    )
     assert {e.key for e in played if e.policy == "expert" and e.reward >= low and e.turns} <= keys
 
 
 @given(explored(), above_0, shares, st.integers(0, 9))
-def test_whether_an_episode_is_selected_depends_on_the_seed_and_itself_alone(played, low, ratio, seed):
+def test_whether_an_episode_is_selected_depends_on_the_seed_and_itself_alone(
+    played, low, ratio, seed
+):
     among = {e.key for e in selected(played, low, ratio, seed=seed)}
     moved = [replace(e, policy=e.policy.replace("run/", "elsewhere/")) for e in reversed(played)]
     assert {e.key for e in selected(moved, low, ratio, seed=seed)} == among
@@ -72,7 +86,9 @@ def test_a_rate_that_still_rises_when_training_ends_is_told(capsys):
 @given(explored())
 def test_at_threshold_1_and_ratio_1_agentevol_is_filtered_imitation(played):
     binary = [replace(e, reward=float(e.solved)) for e in played]
-    assert imitated(binary, SFT(weighting="reward", threshold=1.0, ratio=1.0)) == imitated(binary, SFT())
+    assert imitated(binary, SFT(weighting="reward", threshold=1.0, ratio=1.0)) == imitated(
+        binary, SFT()
+    )
     assert imitated(binary, SFT(weighting="reward")) == imitated(binary, SFT())
 
 
@@ -90,18 +106,29 @@ def ways(draw):
     return {"select": select, "ratio": draw(shares), **caps}
 
 
-SAME = [tiny.episode("a", index=n, policy=policy)
-        for n, policy in enumerate(["run/1@aa", "expert", "run/1@aa"])]
+SAME = [
+    tiny.episode("a", index=n, policy=policy)
+    for n, policy in enumerate(["run/1@aa", "expert", "run/1@aa"])
+]
 
 
 @given(explored(), ways(), above_0, above_0, st.integers(0, 9), st.booleans())
 @example([replace(SAME[0], reward=0.3), SAME[2]], {"select": "threshold"}, 0.3, 1.0, 1, True)
 @example(SAME, {"select": "threshold", "per_task": 1}, 1.0, 1.0, 1, True)
 def test_whatever_selects_takes_a_subset_that_shrinks_with_the_threshold(
-        played, way, one, other, seed, distinct):
-    low, high = (imitated(played, SFT(weighting="reward", threshold=floor, distinct=distinct, **way), seed)[0]
-                 for floor in sorted((one, other)))
-    assert keys(high) <= keys(low) <= {e.key for e in played if e.turns and e.reward >= min(one, other)}
+    played, way, one, other, seed, distinct
+):
+    low, high = (
+        imitated(played, SFT(weighting="reward", threshold=floor, distinct=distinct, **way), seed)[
+            0
+        ]
+        for floor in sorted((one, other))
+    )
+    assert (
+        keys(high)
+        <= keys(low)
+        <= {e.key for e in played if e.turns and e.reward >= min(one, other)}
+    )
     assert len(keys(low)) == len(low)
     shown = [e for e in played if e.policy == "expert" and e.turns and e.reward >= max(one, other)]
     assert {(e.instance, e.said) for e in shown} <= {(e.instance, e.said) for e in high}
@@ -125,7 +152,8 @@ def test_the_order_of_the_file_and_the_place_of_the_adapter_select_nothing(playe
 
 @given(explored(), st.none() | st.integers(1, 3), st.none() | st.integers(1, 5), st.integers(0, 9))
 def test_limits_hold_for_the_agents_own_and_no_worse_one_is_taken_before_a_better(
-        played, per_instance, per_task, seed):
+    played, per_instance, per_task, seed
+):
     played = [replace(e, task="pq"[e.seed % 2]) for e in played]
     taken = capped(played, per_instance, per_task, seed=seed)
     own = [e for e in taken if e.policy != "expert"]
@@ -142,7 +170,9 @@ def test_limits_hold_for_the_agents_own_and_no_worse_one_is_taken_before_a_bette
 
 
 def test_a_tasks_share_comes_as_evenly_from_its_instances_as_can_be():
-    played = [tiny.episode(seed=seed, index=n) for seed in range(3) for n in range(1 + 4 * (seed > 0))]
+    played = [
+        tiny.episode(seed=seed, index=n) for seed in range(3) for n in range(1 + 4 * (seed > 0))
+    ]
     for seed in range(9):
         assert Counter(e.seed for e in capped(played, None, 7, seed=seed)) == {0: 1, 1: 3, 2: 3}
     drawn = [tuple(sorted(keys(capped(played, 1, None, seed=seed)))) for seed in range(20)]
@@ -171,7 +201,9 @@ def test_top_by_hand():
     taken, weights = imitated(played, SFT(select="top", per_instance=2))
     assert {e.index for e in taken} == {1, 3} and weights == [1.0, 1.0]
     assert len(imitated(played, SFT(select="top", ratio=1.0))[0]) == 4
-    taken, weights = imitated(played, SFT(select="top", per_instance=3, weighting="reward", threshold=0.6))
+    taken, weights = imitated(
+        played, SFT(select="top", per_instance=3, weighting="reward", threshold=0.6)
+    )
     assert sorted(weights) == [0.9, 0.9]
 
 
@@ -186,7 +218,9 @@ def test_rejection_keeps_the_best_always_and_others_by_how_far_they_are_behind()
 
 
 @given(explored())
-def test_where_rewards_are_0_and_1_each_way_is_filtered_imitation_unless_it_is_told_how_many(played):
+def test_where_rewards_are_0_and_1_each_way_is_filtered_imitation_unless_it_is_told_how_many(
+    played,
+):
     binary = [replace(e, reward=float(e.solved)) for e in played]
     solved = keys(imitated(binary, SFT())[0])
     for way in ({"select": "top", "ratio": 1.0}, {"select": "rejection"}):
@@ -210,20 +244,46 @@ def test_of_equal_episodes_the_demonstration_stays_and_a_relabelled_answer_is_an
 def test_clumsy_demonstrations_are_no_attempts_of_the_agent():
     played = [tiny.episode((said,), index=n, policy="clumsy 0.3") for n, said in enumerate("abc")]
     assert imitated([*played, tiny.episode(("d",), index=3)], SFT(per_instance=1))[0][:3] == played
-    assert not by_expert(tiny.episode(("a",), policy="expert runs/adapter@1b2c"))  # an adapter's path
+    assert not by_expert(
+        tiny.episode(("a",), policy="expert runs/adapter@1b2c")
+    )  # an adapter's path
 
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: SFT(select="top"), "say how many with per_instance, or which share with ratio"),
-    (lambda: SFT(select="rejection", ratio=0.5), "select rejection draws by the reward: leave out ratio"),
-    (lambda: SFT(per_task=0), "per_task must be finite and greater than 0"),
-    (lambda: SFTCommand(sft=SFT(weighting="advantage", per_task=3)), "advantage needs all: leave out sft"),
-    (lambda: SFTCommand(sft=SFT(threshold=0.5)), "sft.threshold and ratio are of weighting reward, and of"),
-    (lambda: SFTCommand(sft=SFT(select="top", ratio=0.5, temperature=0.1)), "sft.temperature is of"),
-    (lambda: LoopCommand(learn="dpo", imitation=SFT(per_task=3)), "learn dpo selects no episodes to imitate"),
-    (lambda: LoopCommand(learn="rwr", imitation=SFT(per_task=3)), "advantage needs all: leave out imit"),
-    (lambda: LoopCommand(sft=SFT(per_task=3)), "demonstrations are all imitated: leave out sft.select"),
-])
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: SFT(select="top"), "say how many with per_instance, or which share with ratio"),
+        (
+            lambda: SFT(select="rejection", ratio=0.5),
+            "select rejection draws by the reward: leave out ratio",
+        ),
+        (lambda: SFT(per_task=0), "per_task must be finite and greater than 0"),
+        (
+            lambda: SFTCommand(sft=SFT(weighting="advantage", per_task=3)),
+            "advantage needs all: leave out sft",
+        ),
+        (
+            lambda: SFTCommand(sft=SFT(threshold=0.5)),
+            "sft.threshold and ratio are of weighting reward, and of",
+        ),
+        (
+            lambda: SFTCommand(sft=SFT(select="top", ratio=0.5, temperature=0.1)),
+            "sft.temperature is of",
+        ),
+        (
+            lambda: LoopCommand(learn="dpo", imitation=SFT(per_task=3)),
+            "learn dpo selects no episodes to imitate",
+        ),
+        (
+            lambda: LoopCommand(learn="rwr", imitation=SFT(per_task=3)),
+            "advantage needs all: leave out imit",
+        ),
+        (
+            lambda: LoopCommand(sft=SFT(per_task=3)),
+            "demonstrations are all imitated: leave out sft.select",
+        ),
+    ],
+)
 def test_a_selection_that_makes_no_sense_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
@@ -239,6 +299,10 @@ def test_labels_come_in_a_random_order_however_many_examples_they_have():
     """One label of 16 examples beside 16 of one: it is the first of 17 in a 17th of the epochs. Were a label
     where one of its examples is drawn, it would be so far more often."""
     labels = ["many"] * 16 + list(range(16))
-    orders = [[labels[i] for i in example_indices(0, 32, 32, seed, labels=labels)] for seed in range(1500)]
-    assert 1500 / 17 - 30 < sum(order[0] == "many" for order in orders) < 1500 / 17 + 30  # 3 deviations
+    orders = [
+        [labels[i] for i in example_indices(0, 32, 32, seed, labels=labels)] for seed in range(1500)
+    ]
+    assert (
+        1500 / 17 - 30 < sum(order[0] == "many" for order in orders) < 1500 / 17 + 30
+    )  # 3 deviations
     assert 1500 / 17 - 30 < sum(order[-1] == "many" for order in orders) < 1500 / 17 + 30

@@ -14,8 +14,18 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from minidpo.config import (DPO, GRPO, PPO, RM, SFT, DPOCommand, GRPOCommand, PPOCommand, RMCommand,
-                            SFTCommand)
+from minidpo.config import (
+    DPO,
+    GRPO,
+    PPO,
+    RM,
+    SFT,
+    DPOCommand,
+    GRPOCommand,
+    PPOCommand,
+    RMCommand,
+    SFTCommand,
+)
 from minidpo.data.episodes import Writer, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import episode_messages
@@ -54,9 +64,17 @@ def folder(tmp_path_factory):
     right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
     demos = [tiny.episode(both if seed % 2 else right, seed=seed) for seed in range(3)]
     episodes_file(folder / "demos.jsonl", [*demos, tiny.episode((WRONG,), "failed", seed=9)])
-    group = [(right, "solved"), (both, "solved"), ((WRONG,), "failed"), ((tiny.CLICK_1, WRONG), "limit")]
-    rollouts = [tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
-                for seed in range(2) for index, (said, outcome) in enumerate(group)]
+    group = [
+        (right, "solved"),
+        (both, "solved"),
+        ((WRONG,), "failed"),
+        ((tiny.CLICK_1, WRONG), "limit"),
+    ]
+    rollouts = [
+        tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
+        for seed in range(2)
+        for index, (said, outcome) in enumerate(group)
+    ]
     episodes_file(folder / "rollouts.jsonl", rollouts)
     model, _ = loading.open_base(str(folder / "base"), HERE)
     lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
@@ -71,22 +89,48 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **op
     """The adapter's weights and the log, without what a clock or the memory says."""
     options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     shape = LoRAConfig(rank=rank, dropout=dropout)
-    train_sft(SFTCommand(str(folder / "base"), (folder / data,), out=out, sft=options, lora=shape,
-                          machine=machine))
+    train_sft(
+        SFTCommand(
+            str(folder / "base"),
+            (folder / data,),
+            out=out,
+            sft=options,
+            lora=shape,
+            machine=machine,
+        )
+    )
     return finished(out)
 
 
 def dpo(folder, out, machine=HERE, adapter="adapter", reference=None, **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
-    train_dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
-                         reference=reference, dpo=options, machine=machine))
+    train_dpo(
+        DPOCommand(
+            str(folder / "base"),
+            folder / adapter,
+            data=(folder / "rollouts.jsonl",),
+            out=out,
+            reference=reference,
+            dpo=options,
+            machine=machine,
+        )
+    )
     return finished(out)
 
 
 def grpo(folder, out, machine=HERE, adapter="adapter", reference=None, **options):
     options = GRPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 5, "save_every": 2, **options})
-    train_grpo(GRPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
-                           reference=reference, grpo=options, machine=machine))
+    train_grpo(
+        GRPOCommand(
+            str(folder / "base"),
+            folder / adapter,
+            data=(folder / "rollouts.jsonl",),
+            out=out,
+            reference=reference,
+            grpo=options,
+            machine=machine,
+        )
+    )
     return finished(out)
 
 
@@ -104,7 +148,10 @@ def adapter(out):
 def undisturbed(folder, tmp_path_factory):
     """A whole run of each stage to compare others with."""
     out = tmp_path_factory.mktemp("undisturbed")
-    return {stage: (out / stage.__name__, *stage(folder, out / stage.__name__)) for stage in (sft, dpo, grpo)}
+    return {
+        stage: (out / stage.__name__, *stage(folder, out / stage.__name__))
+        for stage in (sft, dpo, grpo)
+    }
 
 
 each_stage = pytest.mark.parametrize("stage", [sft, dpo, grpo], ids=["sft", "dpo", "grpo"])
@@ -163,10 +210,21 @@ def killed(monkeypatch, owner, name, at):
 
 
 @each_stage
-@pytest.mark.parametrize("where, at", [("log", 1), ("log", 3), ("log", 5), ("save_state", 1),
-                                       ("save_state", 3), ("finish", 1), ("lora.save", 1)])
+@pytest.mark.parametrize(
+    "where, at",
+    [
+        ("log", 1),
+        ("log", 3),
+        ("log", 5),
+        ("save_state", 1),
+        ("save_state", 3),
+        ("finish", 1),
+        ("lora.save", 1),
+    ],
+)
 def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
-        folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
+    folder, undisturbed, tmp_path, monkeypatch, stage, where, at
+):
     owner, name = (lora, "save") if where == "lora.save" else (RunFolder, where)
     with killed(monkeypatch, owner, name, at):
         stage(folder, tmp_path / "run")
@@ -174,27 +232,39 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
     assert not (tmp_path / "run" / "state.safetensors").exists()
 
 
-def test_under_dropout_a_run_goes_on_with_its_own_micro_batches_alone(folder, tmp_path, monkeypatch):
+def test_under_dropout_a_run_goes_on_with_its_own_micro_batches_alone(
+    folder, tmp_path, monkeypatch
+):
     with killed(monkeypatch, RunFolder, "log", 3):
         sft(folder, tmp_path / "run")
-    with pytest.raises(ValueError, match="dropout was drawn for 768 tokens at a time: go on with that --m"):
+    with pytest.raises(
+        ValueError, match="dropout was drawn for 768 tokens at a time: go on with that --m"
+    ):
         sft(folder, tmp_path / "run", replace(HERE, micro_tokens=64))
 
 
 @each_stage
 def test_a_run_does_not_go_on_over_another_base(folder, tmp_path, monkeypatch, stage):
     for name in ("base", "demos.jsonl", "rollouts.jsonl", "adapter"):
-        (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, tmp_path / name)
+        (shutil.copytree if (folder / name).is_dir() else shutil.copy)(
+            folder / name, tmp_path / name
+        )
     with killed(monkeypatch, RunFolder, "log", 4):
         stage(tmp_path, tmp_path / "run")
-    weights, = (tmp_path / "base").glob("*.safetensors")
-    save_file({name: 1.1 * tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    (weights,) = (tmp_path / "base").glob("*.safetensors")
+    save_file(
+        {name: 1.1 * tensor for name, tensor in load_file(weights).items()},
+        weights,
+        {"format": "pt"},
+    )
     with pytest.raises(ValueError, match="its base had other weights|of other weights"):
         stage(tmp_path, tmp_path / "run")
 
 
 @each_stage
-def test_with_muon_a_killed_run_ends_the_same_bit_for_bit_and_it_learns(folder, tmp_path, monkeypatch, stage):
+def test_with_muon_a_killed_run_ends_the_same_bit_for_bit_and_it_learns(
+    folder, tmp_path, monkeypatch, stage
+):
     def run(name):
         return stage(folder, tmp_path / name, optimizer="muon", save_every=1, lr=1e-3)
 
@@ -223,14 +293,17 @@ def in_four_bits(stage, folder, out, cache=None, **options):
 @pytest.fixture(scope="module")
 def whole_in_four_bits(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("four-bits")
-    return {stage: in_four_bits(stage, folder, out / stage.__name__, save_every=1)
-            for stage in (sft, dpo, grpo)}
+    return {
+        stage: in_four_bits(stage, folder, out / stage.__name__, save_every=1)
+        for stage in (sft, dpo, grpo)
+    }
 
 
 @each_stage
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
-        folder, whole_in_four_bits, tmp_path, monkeypatch, stage, at):
+    folder, whole_in_four_bits, tmp_path, monkeypatch, stage, at
+):
     with killed(monkeypatch, RunFolder, "log", at):
         in_four_bits(stage, folder, tmp_path / "run", save_every=1)
     cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
@@ -254,33 +327,49 @@ def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder
 
 @each_stage
 def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
-    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
-    with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
+    monkeypatch.setattr(
+        "minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model")
+    )
+    with pytest.raises(
+        ValueError, match="a training step would take .* but there are 102: .* saves"
+    ):
         stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
     assert not (tmp_path / "run").exists()
 
 
 @each_stage
 def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
-        folder, undisturbed, tmp_path, monkeypatch, capsys, stage):
+    folder, undisturbed, tmp_path, monkeypatch, capsys, stage
+):
     """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
     out, *expected = undisturbed[stage]
-    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr(
+        "minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model")
+    )
     out = shutil.copytree(out, tmp_path / "run")
     assert list(stage(folder, out, save_every=7)) == expected
     assert read_json(out / "config.json")["out"] == str(out)
     says = rf"{out}/adapter: 5 steps, loss -?\d+\.\d+, done already \(another --out trains again\)"
     assert re.fullmatch(says, capsys.readouterr().out.strip().splitlines()[-1])
     shutil.rmtree(out / "adapter")
-    with pytest.raises(ValueError, match="run is done, but its adapter is gone: delete .*done, and the same"):
+    with pytest.raises(
+        ValueError, match="run is done, but its adapter is gone: delete .*done, and the same"
+    ):
         stage(folder, out, save_every=7)
 
 
 def test_rollouts_that_all_began_with_given_steps_say_which_pairs_read_them(tmp_path):
     said = (tiny.CLICK_1, tiny.CLICK_2)
-    episodes_file(tmp_path / "a.jsonl", [tiny.episode(said, outcome, index=n, forced=1)
-                                         for n, outcome in enumerate(("solved", "failed"))])
-    with pytest.raises(NothingToLearn, match="all episodes began with given steps, which --dpo.pairs outcom"):
+    episodes_file(
+        tmp_path / "a.jsonl",
+        [
+            tiny.episode(said, outcome, index=n, forced=1)
+            for n, outcome in enumerate(("solved", "failed"))
+        ],
+    )
+    with pytest.raises(
+        NothingToLearn, match="all episodes began with given steps, which --dpo.pairs outcom"
+    ):
         train_dpo(DPOCommand(data=(tmp_path / "a.jsonl",), out=tmp_path / "run"))
 
 
@@ -299,45 +388,99 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, s
 @pytest.mark.parametrize("start", [None, "adapter", "dpo"])
 def test_another_seed_is_another_run(folder, tmp_path, start):
     """In SFT another start of LoRA and another order, from an adapter another order alone; in DPO too."""
+
     def trained(seed, name=""):
-        base, out, options = (str(folder / "base"), tmp_path / f"{seed}{name}",
-                              {"steps": 1, "batch": 2, "lr": 1e-2})
+        base, out, options = (
+            str(folder / "base"),
+            tmp_path / f"{seed}{name}",
+            {"steps": 1, "batch": 2, "lr": 1e-2},
+        )
         if start == "dpo":
-            train_dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
-                                  seed=seed, dpo=DPO(**options, warmup=0), machine=HERE))
+            train_dpo(
+                DPOCommand(
+                    base,
+                    folder / "adapter",
+                    data=(folder / "rollouts.jsonl",),
+                    out=out,
+                    seed=seed,
+                    dpo=DPO(**options, warmup=0),
+                    machine=HERE,
+                )
+            )
         else:
-            train_sft(SFTCommand(base, (folder / "demos.jsonl",), start and folder / start, out, seed=seed,
-                                  sft=SFT(**options, warmup=0), machine=HERE))
+            train_sft(
+                SFTCommand(
+                    base,
+                    (folder / "demos.jsonl",),
+                    start and folder / start,
+                    out,
+                    seed=seed,
+                    sft=SFT(**options, warmup=0),
+                    machine=HERE,
+                )
+            )
         return records(out)[0]["loss"], finished(out)[0]
 
-    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(1, "again")
+    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(
+        1, "again"
+    )
 
 
 def test_another_seed_is_another_start_of_lora(folder, tmp_path):
     starts = []
     for seed in (1, 2):
-        train_sft(SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=tmp_path / str(seed),
-                             seed=seed, sft=SFT(steps=0), lora=LoRAConfig(rank=4), machine=HERE))
+        train_sft(
+            SFTCommand(
+                str(folder / "base"),
+                (folder / "demos.jsonl",),
+                out=tmp_path / str(seed),
+                seed=seed,
+                sft=SFT(steps=0),
+                lora=LoRAConfig(rank=4),
+                machine=HERE,
+            )
+        )
         starts.append(adapter(tmp_path / str(seed)))
-    assert all(torch.equal(starts[0][name], starts[1][name]) == ("lora_B" in name) for name in starts[0])
+    assert all(
+        torch.equal(starts[0][name], starts[1][name]) == ("lora_B" in name) for name in starts[0]
+    )
 
 
-@pytest.mark.parametrize("module, make", [
-    ("sft", lambda: SFTCommand(sft=SFT(steps=1, batch=2))),
-    ("dpo", lambda: DPOCommand(dpo=DPO(steps=1, batch=2))),
-    ("grpo", lambda: GRPOCommand(grpo=GRPO(steps=1, batch=2))),
-    ("ppo", lambda: PPOCommand(ppo=PPO(steps=1, batch=2))),
-    ("rm", lambda: RMCommand(rm=RM(steps=1, batch=2)))])
+@pytest.mark.parametrize(
+    "module, make",
+    [
+        ("sft", lambda: SFTCommand(sft=SFT(steps=1, batch=2))),
+        ("dpo", lambda: DPOCommand(dpo=DPO(steps=1, batch=2))),
+        ("grpo", lambda: GRPOCommand(grpo=GRPO(steps=1, batch=2))),
+        ("ppo", lambda: PPOCommand(ppo=PPO(steps=1, batch=2))),
+        ("rm", lambda: RMCommand(rm=RM(steps=1, batch=2))),
+    ],
+)
 def test_a_step_asks_for_examples_by_the_runs_seed_and_takes_an_instances_together(
-        folder, tmp_path, monkeypatch, module, make):
+    folder, tmp_path, monkeypatch, module, make
+):
     asked, learner = [], importlib.import_module(f"minidpo.learning.{module}")
-    monkeypatch.setattr(learner, "example_indices", lambda *call, **labels: asked.append(
-        (*call, *labels.values())) or example_indices(*call, **labels))
+    monkeypatch.setattr(
+        learner,
+        "example_indices",
+        lambda *call, **labels: (
+            asked.append((*call, *labels.values())) or example_indices(*call, **labels)
+        ),
+    )
     given = {} if module == "sft" else {"adapter": folder / "adapter"}
     data = (folder / ("demos.jsonl" if module == "sft" else "rollouts.jsonl"),)
-    getattr(learner, module)(replace(make(), model=str(folder / "base"), data=data, out=tmp_path / "run",
-                                     seed=7, machine=HERE, **given))
-    (step, batch, n, seed, *labels), = asked
+    getattr(learner, module)(
+        replace(
+            make(),
+            model=str(folder / "base"),
+            data=data,
+            out=tmp_path / "run",
+            seed=7,
+            machine=HERE,
+            **given,
+        )
+    )
+    ((step, batch, n, seed, *labels),) = asked
     assert (step, batch, seed) == (0, 2, 7)
     if module == "sft":  # whose demonstrations share no beginning
         assert not labels
@@ -350,13 +493,28 @@ def test_policy_gradients_refuse_rollouts_that_another_agent_played(folder, tmp_
     chat, limit = loading.open_chat(str(folder / "base"))
     played = read(folder / "rollouts.jsonl")
     dialogues = Rollouts.of(played, chat, limit).dialogues
-    said = [replace(e, turns=tuple(replace(turn, logps=(-60.0,) * dialogue.turns.count(t))
-                                   for t, turn in enumerate(e.turns)))
-            for e, dialogue in zip(played, dialogues, strict=True)]
+    said = [
+        replace(
+            e,
+            turns=tuple(
+                replace(turn, logps=(-60.0,) * dialogue.turns.count(t))
+                for t, turn in enumerate(e.turns)
+            ),
+        )
+        for e, dialogue in zip(played, dialogues, strict=True)
+    ]
     episodes_file(tmp_path / "theirs.jsonl", said)
     with pytest.raises(ValueError, match="played by another agent than --adapter"):
-        train_grpo(GRPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "theirs.jsonl",),
-                               out=tmp_path / "run", grpo=GRPO(steps=1), machine=HERE))
+        train_grpo(
+            GRPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                data=(tmp_path / "theirs.jsonl",),
+                out=tmp_path / "run",
+                grpo=GRPO(steps=1),
+                machine=HERE,
+            )
+        )
 
 
 @pytest.mark.parametrize("option, repeats", [("clean", 2), ("noisy", 1)])
@@ -372,9 +530,12 @@ def test_kto_whose_failures_are_all_left_out_says_by_which_option(tmp_path, opti
 
 def test_the_seed_decides_which_pairs_and_which_demonstrations_are_left(folder):
     """One pair of the four of an instance; one demonstration of two that solved it."""
+
     def chosen(seed):
-        pairs = load_pairs(DPOCommand(data=(folder / "rollouts.jsonl",), seed=seed,
-                                      dpo=DPO(pairs_per_instance=1)), "token")
+        pairs = load_pairs(
+            DPOCommand(data=(folder / "rollouts.jsonl",), seed=seed, dpo=DPO(pairs_per_instance=1)),
+            "token",
+        )
         return tuple((pair.chosen.name, pair.rejected.name) for pair in pairs)
 
     def shown(seed):
@@ -395,7 +556,8 @@ def test_every_option_of_the_optimizer_reaches_it(folder, tmp_path, stage):
 
 @each_stage
 def test_epochs_and_a_warm_up_ratio_are_so_many_steps_and_a_constant_rate_does_not_fall(
-        folder, tmp_path, stage):
+    folder, tmp_path, stage
+):
     """Two passes over three demonstrations, or eight pairs, two at a time: 3 or 8 steps, a third of them
     warm-up."""
     steps = {3: 1, 8: 3}
@@ -412,9 +574,12 @@ def test_epochs_and_a_warm_up_ratio_are_so_many_steps_and_a_constant_rate_does_n
 
 @pytest.mark.parametrize("loss", ["dpo", "orpo"])
 def test_an_adapter_of_no_steps_is_the_base_and_a_preference_loss_can_start_there(
-        folder, tmp_path, loss, capsys):
+    folder, tmp_path, loss, capsys
+):
     weights, log = sft(folder, tmp_path / "base", steps=0)
-    assert log == [] and all(not any(map(any, w)) for name, w in weights.items() if "lora_B" in name)
+    assert log == [] and all(
+        not any(map(any, w)) for name, w in weights.items() if "lora_B" in name
+    )
     assert "base/adapter: 0 steps, nothing was changed" in capsys.readouterr().out
     shutil.copytree(tmp_path / "base" / "adapter", folder / f"untrained-{loss}")
     trained, log = dpo(folder, tmp_path / loss, adapter=f"untrained-{loss}", loss=loss, lr=1e-2)
@@ -453,8 +618,11 @@ def test_a_model_that_is_not_there_leaves_no_folder_behind(folder, tmp_path, sta
     assert not (tmp_path / "run").exists()
 
 
-def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undisturbed, tmp_path, monkeypatch):
+def test_a_killed_run_that_finds_another_adapter_does_not_go_on(
+    folder, undisturbed, tmp_path, monkeypatch
+):
     """Same path, other weights: the reference would be another."""
+
     def deadly(*_):
         raise Killed
 
@@ -469,7 +637,9 @@ def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undistur
         dpo(folder, tmp_path / "run", adapter=moving)
 
 
-def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, undisturbed, tmp_path):
+def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(
+    folder, undisturbed, tmp_path
+):
     moving = shutil.copytree(folder / "adapter", tmp_path / "adapter")
     dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
     shutil.copy(undisturbed[dpo][0] / "adapter" / lora.WEIGHTS, moving)
@@ -484,8 +654,15 @@ def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_pa
     with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
         train_sft(SFTCommand(adapter=own, data=(folder / "demos.jsonl",), out=tmp_path / "run"))
     with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
-        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
-                             reference=own, out=tmp_path / "run"))
+        train_dpo(
+            DPOCommand(
+                str(folder / "base"),
+                folder / "adapter",
+                data=(folder / "rollouts.jsonl",),
+                reference=own,
+                out=tmp_path / "run",
+            )
+        )
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
 
 
@@ -498,8 +675,15 @@ def test_a_file_of_data_is_not_overwritten_by_what_is_trained_on_it(folder, tmp_
 
 
 def test_a_given_adapter_has_its_own_shape_and_another_is_refused(folder, tmp_path):
-    command = SFTCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "demos.jsonl",),
-                         out=tmp_path / "run", sft=SFT(steps=1), machine=HERE, lora=LoRAConfig(rank=64))
+    command = SFTCommand(
+        str(folder / "base"),
+        adapter=folder / "adapter",
+        data=(folder / "demos.jsonl",),
+        out=tmp_path / "run",
+        sft=SFT(steps=1),
+        machine=HERE,
+        lora=LoRAConfig(rank=64),
+    )
     with pytest.raises(ValueError, match="has a shape of its own: leave out lora's options"):
         train_sft(command)
     train_sft(replace(command, lora=LoRAConfig(rank=4)))
@@ -520,7 +704,8 @@ def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder
 
 @pytest.mark.parametrize("learn", [dpo, grpo])
 def test_of_two_adapters_the_one_that_knows_its_base_says_the_dtype(
-        folder, tmp_path, capsys, learn, monkeypatch):
+    folder, tmp_path, capsys, learn, monkeypatch
+):
     """What PEFT wrote has no metadata; ours was trained beside bfloat16, and float32 is a CPU's default."""
     monkeypatch.setattr("minidpo.memory.machine.multiplies_bfloat16", lambda: True)
     theirs = shutil.copytree(folder / "adapter", tmp_path / "theirs")
@@ -529,13 +714,21 @@ def test_of_two_adapters_the_one_that_knows_its_base_says_the_dtype(
     half, options = tmp_path / "half", {"kl": 0.1} if learn is grpo else {}
     lora.write(half, tensors, {lora.BASE_DTYPE: "bfloat16"}, read_json(theirs / lora.CONFIG))
     for n, (adapter, reference) in enumerate([(half, theirs), (theirs, half)]):
-        learn(folder, tmp_path / f"{n}", replace(HERE, dtype="auto"), adapter=adapter, reference=reference,
-              steps=1, **options)
+        learn(
+            folder,
+            tmp_path / f"{n}",
+            replace(HERE, dtype="auto"),
+            adapter=adapter,
+            reference=reference,
+            steps=1,
+            **options,
+        )
         assert re.search(r"blocks .* bfloat16 ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("options", [{"lr": math.inf}, {"clip": math.nan}, {"nll": math.inf},
-                                     {"weight_decay": math.nan}])
+@pytest.mark.parametrize(
+    "options", [{"lr": math.inf}, {"clip": math.nan}, {"nll": math.inf}, {"weight_decay": math.nan}]
+)
 def test_an_option_that_is_not_finite_is_refused(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}.* must be finite"):
         DPO(**options)
@@ -550,8 +743,13 @@ def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(fo
     base, chat = loading.open_base(str(folder / "base"), HERE)
     nll = []
     for seed in range(3):  # the first loss is the base's own, a mean over the agent's tokens
-        dialogue = chat.dialogue(episode_messages(tiny.episode(
-            (tiny.CLICK_1, tiny.CLICK_2) if seed % 2 else (tiny.CLICK_2,), seed=seed)))
+        dialogue = chat.dialogue(
+            episode_messages(
+                tiny.episode(
+                    (tiny.CLICK_1, tiny.CLICK_2) if seed % 2 else (tiny.CLICK_2,), seed=seed
+                )
+            )
+        )
         logp = base.head(base(torch.tensor([dialogue.ids])))[0].log_softmax(-1)
         own = [t for t, turn in enumerate(dialogue.turns) if turn >= 0]
         nll.append([-logp[t - 1, dialogue.ids[t]].item() for t in own])
@@ -576,7 +774,9 @@ def test_every_loss_trains_and_the_first_of_the_dpo_family_is_log_2(folder, tmp_
     end = torch.cat([tensor.flatten() for tensor in adapter(tmp_path / "run").values()])
     assert (tmp_path / "run" / "reference.safetensors").is_file() == LOSSES[loss].needs_reference
     assert all(("mean_drop" in record) == LOSSES[loss].needs_reference for record in log)
-    assert len(log) == 2 and all(math.isfinite(value) for record in log for value in record.values())
+    assert len(log) == 2 and all(
+        math.isfinite(value) for record in log for value in record.values()
+    )
     assert log[0]["grad_norm"] > 0 and not torch.equal(start, end)
 
 
@@ -588,7 +788,10 @@ def test_the_nll_term_adds_the_mean_of_the_chosens_tokens(folder, tmp_path):
 
 
 def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path):
-    logs = [dpo(folder, tmp_path / until, steps=1, until=until)[1][0] for until in ("end", "turn", "token")]
+    logs = [
+        dpo(folder, tmp_path / until, steps=1, until=until)[1][0]
+        for until in ("end", "turn", "token")
+    ]
     assert logs[0]["logp_rejected"] <= logs[1]["logp_rejected"] <= logs[2]["logp_rejected"] < 0
     assert logs[0]["logp_rejected"] < logs[2]["logp_rejected"]
     assert all(log["loss"] == pytest.approx(math.log(2), abs=1e-6) for log in logs)
@@ -597,8 +800,16 @@ def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path)
 # what is refused before anything is loaded
 
 
-OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0.7, "odds_weight": 0.4,
-           "penalty_weight": 3.0, "desirable_weight": 1.5, "undesirable_weight": 2.5}
+OPTIONS = {
+    "beta": 0.3,
+    "gamma": 0.5,
+    "label_smoothing": 0.2,
+    "target_margin": 0.7,
+    "odds_weight": 0.4,
+    "penalty_weight": 3.0,
+    "desirable_weight": 1.5,
+    "undesirable_weight": 2.5,
+}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -606,7 +817,9 @@ def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
     if LOSSES[name].needs_reference:
         assert pair_loss_of(DPO(loss=name), tmp_path).until == LOSSES[name].until
     else:
-        with pytest.raises(ValueError, match=f"the loss {name} reads no reference: leave reference out"):
+        with pytest.raises(
+            ValueError, match=f"the loss {name} reads no reference: leave reference out"
+        ):
             train_dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))
 
 
@@ -620,44 +833,62 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
             chosen = pair_loss_of(options)
             assert chosen.parameters.given()[option] == value
         else:
-            says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
+            says = (
+                f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
+            )
             with pytest.raises(ValueError, match=says):
                 pair_loss_of(options)
     plain = pair_loss_of(DPO(loss=name))
     assert plain.parameters == loss.defaults
 
 
-@pytest.mark.parametrize("options, says", [
-    ({"loss": "ppo"}, "no loss is called 'ppo'; there are dpo, dmpo"), ({"beta": -1.0}, "beta must be"),
-    ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"loss": "ppo"}, "no loss is called 'ppo'; there are dpo, dmpo"),
+        ({"beta": -1.0}, "beta must be"),
+        ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be"),
+    ],
+)
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
-        folder, tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
+    folder, tmp_path, monkeypatch, options, says
+):
+    monkeypatch.setattr(
+        "minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model")
+    )
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 
 
 def test_no_training_and_epochs_of_it_is_refused():
-    with pytest.raises(ValueError, match="steps 0 asks for no training, and epochs for some: leave one out"):
+    with pytest.raises(
+        ValueError, match="steps 0 asks for no training, and epochs for some: leave one out"
+    ):
         SFT(steps=0, epochs=3)
 
 
 def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_path):
     episodes_file(folder / "failed.jsonl", [tiny.episode((WRONG,), "failed")])
-    with pytest.raises(ValueError, match="failed.jsonl: none of 1 episodes .* reward is 0: explore more$"):
+    with pytest.raises(
+        ValueError, match="failed.jsonl: none of 1 episodes .* reward is 0: explore more$"
+    ):
         sft(folder, tmp_path / "run", data="failed.jsonl")
     episodes_file(folder / "long.jsonl", [tiny.episode((tiny.CLICK_2,) * 20)])
-    with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"):
+    with pytest.raises(
+        ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"
+    ):
         sft(folder, tmp_path / "run", data="long.jsonl")
 
 
 def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
     n, batch = 7, 3
     drawn = [i for step in range(n) for i in example_indices(step, batch, n, seed=2)]
-    epochs = [drawn[e * n:(e + 1) * n] for e in range(batch)]
+    epochs = [drawn[e * n : (e + 1) * n] for e in range(batch)]
     assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == batch
-    assert example_indices(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
+    assert (
+        example_indices(0, 20, n, seed=2)[:n] == epochs[0]
+    )  # a batch larger than the data goes round
     assert example_indices(5, batch, n, seed=3) != example_indices(5, batch, n, seed=2)
 
 

@@ -25,8 +25,17 @@ class Rows:
         self.names = [f"row {i}" for i in range(len(x))]
 
 
-def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dropout=0.2, lr=0.05,
-        fail=None, clip=0.5):
+def toy(
+    folder,
+    micro=4,
+    after=lambda step: None,
+    steps=STEPS,
+    save_every=3,
+    dropout=0.2,
+    lr=0.05,
+    fail=None,
+    clip=0.5,
+):
     """A small fit with dropout by Muon and AdamW: the run and the net. `fail(step)` is asked before a step,
     `after(step)` behind its log."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
@@ -39,7 +48,7 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
     def batches(step):
         if fail:
             fail(step)
-        return [Rows(x[i:i + micro], y[i:i + micro], len(x)) for i in range(0, len(x), micro)]
+        return [Rows(x[i : i + micro], y[i : i + micro], len(x)) for i in range(0, len(x), micro)]
 
     def score(rows):
         return net(rows.x).squeeze(1)
@@ -48,22 +57,36 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
         loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
-    optimizers = [torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
-                  torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr)]
+    optimizers = [
+        torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
+        torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr),
+    ]
+
     class Watched(RunFolder):
         def log(self, record):
             super().log(record)
             after(record["step"] - 1)
 
     run = Watched(folder, {})
-    train(run, net.train(), optimizers, batches=batches, score=score, objective=objective,
-          settings=StepSettings(Optimizer(steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"))
+    train(
+        run,
+        net.train(),
+        optimizers,
+        batches=batches,
+        score=score,
+        objective=objective,
+        settings=StepSettings(
+            Optimizer(steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"
+        ),
+    )
     return run, net
 
 
 def log(run):
-    return [{name: value for name, value in record.items() if name not in TIMES}
-            for record in records(run.folder)]
+    return [
+        {name: value for name, value in record.items() if name not in TIMES}
+        for record in records(run.folder)
+    ]
 
 
 def weights(net):
@@ -78,6 +101,7 @@ def kill_at(moment):
     def fail(step):
         if step == moment:
             raise Killed
+
     return fail
 
 
@@ -92,11 +116,19 @@ def test_micro_batches_add_up_to_the_big_batch(tmp_path):
 
 @pytest.mark.parametrize("moment", range(STEPS))
 @pytest.mark.parametrize("where", ["before a step", "after its log"])
-def test_killed_at_any_step_and_started_again_the_run_is_the_same_bit_for_bit(tmp_path, moment, where):
+def test_killed_at_any_step_and_started_again_the_run_is_the_same_bit_for_bit(
+    tmp_path, moment, where
+):
     whole, net = toy(tmp_path / "whole")
     with pytest.raises(Killed):
-        toy(tmp_path / "killed", **({"fail": kill_at(moment)} if where == "before a step" else
-                                    {"after": kill_at(moment)}))
+        toy(
+            tmp_path / "killed",
+            **(
+                {"fail": kill_at(moment)}
+                if where == "before a step"
+                else {"after": kill_at(moment)}
+            ),
+        )
     torch.rand(9)  # what else the process did must not matter
     run, other = toy(tmp_path / "killed")
     assert torch.equal(weights(other), weights(net))
@@ -122,18 +154,28 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     """SGD at rate 1 moves by the gradient, here 100 for each of three weights: by 0.5 if clipped to that."""
     net = nn.Linear(3, 1, bias=False)
     before = net.weight.detach().clone()
-    train(RunFolder(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)],
-          batches=lambda step: [Rows([1], None, 1)], score=lambda rows: net.weight.sum()[None],
-          objective=lambda rows, scores: (100 * scores.sum(), {}),
-          settings=StepSettings(Optimizer(1, warmup=0, clip=0.5, save_every=1), 1, ""))
+    train(
+        RunFolder(tmp_path, {}),
+        net,
+        [torch.optim.SGD(net.parameters(), lr=1.0)],
+        batches=lambda step: [Rows([1], None, 1)],
+        score=lambda rows: net.weight.sum()[None],
+        objective=lambda rows, scores: (100 * scores.sum(), {}),
+        settings=StepSettings(Optimizer(1, warmup=0, clip=0.5, save_every=1), 1, ""),
+    )
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
 def one_step(folder, *optimizers, net):
-    train(RunFolder(folder, {}), net, optimizers, batches=lambda step: [Rows([1], None, 1)],
-          score=lambda rows: sum(p.sum() for p in net.parameters())[None],
-          objective=lambda rows, scores: (scores.sum(), {}),
-          settings=StepSettings(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""))
+    train(
+        RunFolder(folder, {}),
+        net,
+        optimizers,
+        batches=lambda step: [Rows([1], None, 1)],
+        score=lambda rows: sum(p.sum() for p in net.parameters())[None],
+        objective=lambda rows, scores: (scores.sum(), {}),
+        settings=StepSettings(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""),
+    )
 
 
 def test_each_optimizer_has_its_own_rate(tmp_path):
@@ -141,12 +183,16 @@ def test_each_optimizer_has_its_own_rate(tmp_path):
     before = [p.item() for p in net.parameters()]
     rates = zip(net.parameters(), (0.5, 0.25))
     one_step(tmp_path, *(torch.optim.SGD([p], lr=rate) for p, rate in rates), net=net)
-    assert [old - p.item() for old, p in zip(before, net.parameters())] == pytest.approx([0.5, 0.25])
+    assert [old - p.item() for old, p in zip(before, net.parameters())] == pytest.approx(
+        [0.5, 0.25]
+    )
 
 
 def test_a_last_step_that_leaves_a_weight_infinite_is_an_error_and_nothing_is_kept(tmp_path):
     net = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="step 1: a weight is not finite any more; lower the learning rate"):
+    with pytest.raises(
+        ValueError, match="step 1: a weight is not finite any more; lower the learning rate"
+    ):
         one_step(tmp_path, torch.optim.SGD(net.parameters(), lr=float("inf")), net=net)
     assert not list(tmp_path.glob("*state*")) and not records(tmp_path)
 
@@ -159,10 +205,15 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
             seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
             return net.weight[0]
 
-        train(RunFolder(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)],
-              batches=lambda step: [Rows([1], None, 1)], score=score,
-              objective=lambda rows, scores: (scores.sum(), {}),
-              settings=StepSettings(Optimizer(3, warmup=0, save_every=9), seed, ""))
+        train(
+            RunFolder(tmp_path / str(seed), {}),
+            net,
+            [torch.optim.SGD(net.parameters(), lr=0.1)],
+            batches=lambda step: [Rows([1], None, 1)],
+            score=score,
+            objective=lambda rows, scores: (scores.sum(), {}),
+            settings=StepSettings(Optimizer(3, warmup=0, save_every=9), seed, ""),
+        )
         return seen
 
     assert len({*masks(1), *masks(2)}) == 6
@@ -170,8 +221,10 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
 
 def test_what_is_logged_is_what_was_done(tmp_path):
     run, net = toy(tmp_path, dropout=0.0, micro=8, steps=1)
-    record, = records(run.folder)
-    before = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))  # the toy's start, one step of gradient by hand
+    (record,) = records(run.folder)
+    before = nn.Sequential(
+        nn.Linear(3, 4), nn.Linear(4, 1)
+    )  # the toy's start, one step of gradient by hand
     with torch.no_grad():
         for i, weight in enumerate(before.parameters()):
             weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
@@ -181,7 +234,9 @@ def test_what_is_logged_is_what_was_done(tmp_path):
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm()
     assert (record["step"], record["lr"]) == (1, 0.025)  # the first of two steps of warm-up
-    assert record["loss"] == pytest.approx(loss.item()) and record["grad_norm"] == pytest.approx(norm.item())
+    assert record["loss"] == pytest.approx(loss.item()) and record["grad_norm"] == pytest.approx(
+        norm.item()
+    )
     assert record["positive"] == pytest.approx((y > 0).float().mean().item())
     assert all(record[name] > 0 for name in TIMES) and norm > 0.5  # logged before clipping
 
@@ -193,30 +248,51 @@ def test_the_tokens_of_a_step_are_those_of_all_its_micro_batches():
     assert sums.tokens == 7 and sums.transfer(torch.zeros(()))["tokens"] == 7
 
 
-@pytest.mark.parametrize("start, says", [(0.0, "step 1: the loss is 0.0, the norm of its gradient inf"),
-                                         (-1.0, "step 1: the loss is nan")])
-def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tmp_path, start, says):
+@pytest.mark.parametrize(
+    "start, says",
+    [
+        (0.0, "step 1: the loss is 0.0, the norm of its gradient inf"),
+        (-1.0, "step 1: the loss is nan"),
+    ],
+)
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(
+    tmp_path, start, says
+):
     """The square root of 0 has a value and no gradient, that of -1 neither."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.constant_(net.weight, start)
     run = RunFolder(tmp_path, {})
     with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
-        train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1], None, 1)],
-              score=lambda rows: net.weight[0], objective=lambda rows, scores: (scores.sqrt().sum(), {}),
-              settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""))
+        train(
+            run,
+            net,
+            [torch.optim.AdamW(net.parameters())],
+            batches=lambda step: [Rows([1], None, 1)],
+            score=lambda rows: net.weight[0],
+            objective=lambda rows, scores: (scores.sqrt().sum(), {}),
+            settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""),
+        )
     assert records(run.folder) == [] and run.load_state() is None
 
 
 @pytest.mark.parametrize("odd", ["nan", "-inf"])
-def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_before_the_step(tmp_path, odd):
+def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_before_the_step(
+    tmp_path, odd
+):
     """Even where the loss would not show it: a hinge or a sigmoid is flat at infinity."""
     net = nn.Linear(1, 1, bias=False)
     before, run = net.weight.item(), RunFolder(tmp_path, {})
     wrong = torch.tensor([0.0, float(odd)])
     with pytest.raises(ValueError, match=f"row 1: its score is {odd}; the model overflowed"):
-        train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1, 2], None, 1)],
-              score=lambda rows: net.weight[0] + wrong, objective=lambda rows, scores: (scores[0], {}),
-              settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""))
+        train(
+            run,
+            net,
+            [torch.optim.AdamW(net.parameters())],
+            batches=lambda step: [Rows([1, 2], None, 1)],
+            score=lambda rows: net.weight[0] + wrong,
+            objective=lambda rows, scores: (scores[0], {}),
+            settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""),
+        )
     assert records(run.folder) == [] and net.weight.item() == before
 
 

@@ -24,9 +24,13 @@ def folder(oracles):
 @pytest.fixture(scope="module")
 def rows(folder):
     """Chosen and rejected of each pair in turn; the agent wrote the completion, its end token with it."""
-    return [Dialogue(pair["prompt_ids"] + pair[side], [-1] * len(pair["prompt_ids"]) + [0] * len(pair[side]))
-            for pair in json.loads((folder / "pairs.json").read_text())
-            for side in ("chosen_ids", "rejected_ids")]
+    return [
+        Dialogue(
+            pair["prompt_ids"] + pair[side], [-1] * len(pair["prompt_ids"]) + [0] * len(pair[side])
+        )
+        for pair in json.loads((folder / "pairs.json").read_text())
+        for side in ("chosen_ids", "rejected_ids")
+    ]
 
 
 @pytest.fixture
@@ -46,8 +50,12 @@ def test_reference_log_probs_are_trls(folder, rows, model):
     expected = json.loads((folder / "ref_logps.json").read_text())
     with torch.no_grad():
         chosen, rejected = score(model, rows)
-    assert chosen.tolist() == pytest.approx([pair["ref_chosen_logps"] for pair in expected], rel=1e-6)
-    assert rejected.tolist() == pytest.approx([pair["ref_rejected_logps"] for pair in expected], rel=1e-6)
+    assert chosen.tolist() == pytest.approx(
+        [pair["ref_chosen_logps"] for pair in expected], rel=1e-6
+    )
+    assert rejected.tolist() == pytest.approx(
+        [pair["ref_rejected_logps"] for pair in expected], rel=1e-6
+    )
 
 
 def test_loss_rewards_gradient_norm_and_the_final_adapter_are_trls(folder, rows, model):
@@ -65,12 +73,22 @@ def test_loss_rewards_gradient_norm_and_the_final_adapter_are_trls(folder, rows,
         norm = torch.nn.utils.clip_grad_norm_(lora.parameters(model), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        metrics = {name: value.mean().item() for name, value in preference_metrics(*four, BETA).items()}
-        got = {"loss": loss.item(), "grad_norm": norm.item(), "rewards/chosen": metrics["reward_chosen"],
-               "rewards/rejected": metrics["reward_rejected"], "rewards/margins": metrics["margin"],
-               "rewards/accuracies": metrics["accuracy"], "logps/chosen": metrics["logp_chosen"],
-               "logps/rejected": metrics["logp_rejected"]}
-        assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-4, abs=1e-5), step
+        metrics = {
+            name: value.mean().item() for name, value in preference_metrics(*four, BETA).items()
+        }
+        got = {
+            "loss": loss.item(),
+            "grad_norm": norm.item(),
+            "rewards/chosen": metrics["reward_chosen"],
+            "rewards/rejected": metrics["reward_rejected"],
+            "rewards/margins": metrics["margin"],
+            "rewards/accuracies": metrics["accuracy"],
+            "logps/chosen": metrics["logp_chosen"],
+            "logps/rejected": metrics["logp_rejected"],
+        }
+        assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-4, abs=1e-5), (
+            step
+        )
     final = load_file(folder / "adapter_final" / "adapter_model.safetensors")
     for name, tensor in lora.adapter_tensors(model).items():
         torch.testing.assert_close(tensor.detach(), final[name], rtol=0, atol=2e-4)

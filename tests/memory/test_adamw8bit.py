@@ -11,8 +11,16 @@ from torch import nn
 
 from minidpo.learning.trainer import _restore, _state
 from minidpo.memory import adamw8bit
-from minidpo.memory.adamw8bit import (BLOCK, GOLDEN, SMALLEST, AdamW8bit, dequantise, dynamic_map, quantise,
-                                      state_bytes)
+from minidpo.memory.adamw8bit import (
+    BLOCK,
+    GOLDEN,
+    SMALLEST,
+    AdamW8bit,
+    dequantise,
+    dynamic_map,
+    quantise,
+    state_bytes,
+)
 from minidpo.system.run_folder import RunFolder
 
 SIGNED, UNSIGNED = adamw8bit.maps(torch.device("cpu"))
@@ -53,12 +61,13 @@ def walk(optimizer, start, grads, **settings):
 
 def moments(opt):
     """Both moments of the optimizer's only parameter, decoded."""
-    kept, = opt.state.values()
+    (kept,) = opt.state.values()
     m = dequantise(kept["m_codes"], kept["m_scale"], SIGNED)
     return m, dequantise(kept["root_v_codes"], kept["root_v_scale"], UNSIGNED).square()
 
 
 # the maps
+
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_map_is_256_sorted_levels_with_an_exact_0_and_1(signed):
@@ -68,25 +77,55 @@ def test_a_map_is_256_sorted_levels_with_an_exact_0_and_1(signed):
     assert book[0] == 0 if not signed else torch.equal(-book[:127], book[128:255].flip(0))
 
 
-@pytest.mark.parametrize("signed, published", [
-    (True, {0: "-0x1.fc6666p-1", 1: "-0x1.f53334p-1", 64: "-0x1.93d70ap-4", 126: "-0x1.27476ep-21",
-            127: "0x0p+0", 128: "0x1.27476ep-21", 129: "0x1.b43528p-19", 200: "0x1.de6666p-3",
-            254: "0x1.fc6666p-1"}),
-    (False, {0: "0x0p+0", 1: "0x1.5cf754p-22", 2: "0x1.a01330p-21", 3: "0x1.1d3670p-19", 64: "0x1.8ccccep-7",
-             126: "0x1.96b852p-4", 127: "0x1.a80000p-4", 200: "0x1.3bccccp-1", 254: "0x1.fe3334p-1"})])
+@pytest.mark.parametrize(
+    "signed, published",
+    [
+        (
+            True,
+            {
+                0: "-0x1.fc6666p-1",
+                1: "-0x1.f53334p-1",
+                64: "-0x1.93d70ap-4",
+                126: "-0x1.27476ep-21",
+                127: "0x0p+0",
+                128: "0x1.27476ep-21",
+                129: "0x1.b43528p-19",
+                200: "0x1.de6666p-3",
+                254: "0x1.fc6666p-1",
+            },
+        ),
+        (
+            False,
+            {
+                0: "0x0p+0",
+                1: "0x1.5cf754p-22",
+                2: "0x1.a01330p-21",
+                3: "0x1.1d3670p-19",
+                64: "0x1.8ccccep-7",
+                126: "0x1.96b852p-4",
+                127: "0x1.a80000p-4",
+                200: "0x1.3bccccp-1",
+                254: "0x1.fe3334p-1",
+            },
+        ),
+    ],
+)
 def test_the_levels_are_the_published_ones_bit_for_bit(signed, published):
     """Of bitsandbytes 0.50.2, create_dynamic_map."""
     book = dynamic_map(signed)
-    assert {i: book[i].item() for i in published} == {i: float.fromhex(x) for i, x in published.items()}
+    assert {i: book[i].item() for i in published} == {
+        i: float.fromhex(x) for i, x in published.items()
+    }
 
 
 # rounding
+
 
 def brute_force(x, book):
     """The distance to the nearest level in fp64, in shares of the block's largest number; and the shares."""
     blocks = F.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK).double()
     scale = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-    share = (blocks / torch.where(scale == 0, 1.0, scale)).flatten()[:len(x)]
+    share = (blocks / torch.where(scale == 0, 1.0, scale)).flatten()[: len(x)]
     return (share[:, None] - book.double()).abs().amin(1), share
 
 
@@ -118,10 +157,14 @@ def test_the_table_by_upper_halves_finds_what_a_search_finds():
         halves = torch.arange(2**15, dtype=torch.int32) << 16
         ends = torch.cat([halves, halves | 0xFFFF]).view(torch.float32)
         x = torch.cat([book, (book[1:] + book[:-1]) / 2, ends[ends <= 1]])
-        x = torch.cat([x, x.nextafter(torch.tensor(2.0)), x.nextafter(torch.tensor(-2.0)), -x]).clamp(-1, 1)
+        x = torch.cat(
+            [x, x.nextafter(torch.tensor(2.0)), x.nextafter(torch.tensor(-2.0)), -x]
+        ).clamp(-1, 1)
         x = x[x >= book[0]]
         x = F.pad(x, (0, -len(x) % (BLOCK - 1))).view(-1, BLOCK - 1)
-        x = torch.cat([torch.ones(len(x), 1), x], 1).flatten()  # a 1 in each block makes its scale 1
+        x = torch.cat(
+            [torch.ones(len(x), 1), x], 1
+        ).flatten()  # a 1 in each block makes its scale 1
         for at in (0.0, 0.3, 0.5, 0.999):
             borders = torch.add(book[:-1], book.diff(), alpha=at)
             borders[0] = 0 if levels is UNSIGNED else borders[0]
@@ -131,10 +174,12 @@ def test_the_table_by_upper_halves_finds_what_a_search_finds():
 @given(seeds, sizes, shares, st.booleans())
 def test_rounding_keeps_the_order_within_a_block(seed, n, at, signed):
     x = numbers(seed, n, signed)
-    decoded = dequantise(*quantise(x, SIGNED if signed else UNSIGNED, at), SIGNED if signed else UNSIGNED)
+    decoded = dequantise(
+        *quantise(x, SIGNED if signed else UNSIGNED, at), SIGNED if signed else UNSIGNED
+    )
     for start in range(0, n, BLOCK):
-        order = x[start:start + BLOCK].argsort()
-        assert (decoded[start:start + BLOCK][order].diff() >= 0).all()
+        order = x[start : start + BLOCK].argsort()
+        assert (decoded[start : start + BLOCK][order].diff() >= 0).all()
 
 
 @given(seeds, sizes, st.floats(0.001, 0.999), st.booleans())
@@ -146,9 +191,15 @@ def test_what_was_decoded_gets_the_codes_it_had(seed, n, at, signed):
 
 
 @given(seeds, sizes, shares, st.booleans())
-def test_the_error_is_at_most_a_gap_of_the_map_times_the_scale_and_to_the_nearest_half(seed, n, at, signed):
+def test_the_error_is_at_most_a_gap_of_the_map_times_the_scale_and_to_the_nearest_half(
+    seed, n, at, signed
+):
     """The largest gaps: 0.9/64 = 0.0141 with signs, 0.9/128 = 0.0070 without. The scale itself is exact."""
-    x, levels, gap = numbers(seed, n, signed), SIGNED if signed else UNSIGNED, 0.9 / (64 if signed else 128)
+    x, levels, gap = (
+        numbers(seed, n, signed),
+        SIGNED if signed else UNSIGNED,
+        0.9 / (64 if signed else 128),
+    )
     for share, bound in ((at, gap), (0.5, gap / 2)):
         codes, scale = quantise(x, levels, share)
         wide = scale.repeat_interleave(BLOCK)[:n]
@@ -162,8 +213,12 @@ def test_the_error_is_at_most_a_gap_of_the_map_times_the_scale_and_to_the_neares
 @few
 def test_over_the_steps_a_number_is_rounded_to_itself_on_average(seed, first):
     x = numbers(seed, BLOCK)
-    decoded = torch.stack([dequantise(*quantise(x, SIGNED, step * GOLDEN % 1), SIGNED)
-                           for step in range(first, first + 500)])
+    decoded = torch.stack(
+        [
+            dequantise(*quantise(x, SIGNED, step * GOLDEN % 1), SIGNED)
+            for step in range(first, first + 500)
+        ]
+    )
     assert ((decoded.double().mean(0) - x).abs() <= 0.01 * 0.9 / 64 * x.abs().max()).all()
 
 
@@ -192,12 +247,20 @@ def test_minus_x_has_the_codes_of_x_and_minus_its_scales(seed, n, at):
 
 # the optimizer
 
-@given(seeds, st.sampled_from([1, 100, SMALLEST - 1, SMALLEST, 5000]), st.floats(1e-6, 1), st.floats(0, 0.5),
-       st.sampled_from([(0.9, 0.999), (0.0, 0.0), (0.5, 0.9)]))
+
+@given(
+    seeds,
+    st.sampled_from([1, 100, SMALLEST - 1, SMALLEST, 5000]),
+    st.floats(1e-6, 1),
+    st.floats(0, 0.5),
+    st.sampled_from([(0.9, 0.999), (0.0, 0.0), (0.5, 0.9)]),
+)
 def test_step_1_is_torchs_adamw_bit_for_bit(seed, n, lr, weight_decay, betas):
     grads, start = gradients(seed, n, steps=1), numbers(seed + 1, n)
-    ours, theirs = (walk(opt, start, grads, lr=lr, weight_decay=weight_decay, betas=betas)[0]
-                    for opt in (AdamW8bit, torch.optim.AdamW))
+    ours, theirs = (
+        walk(opt, start, grads, lr=lr, weight_decay=weight_decay, betas=betas)[0]
+        for opt in (AdamW8bit, torch.optim.AdamW)
+    )
     assert torch.equal(ours[0], theirs[0])
 
 
@@ -205,8 +268,10 @@ def test_step_1_is_torchs_adamw_bit_for_bit(seed, n, lr, weight_decay, betas):
 @few
 def test_a_small_tensor_follows_torchs_adamw_bit_for_bit(seed, n, weight_decay):
     grads, start = gradients(seed, n), gradients(seed + 1, n, steps=1)[0]
-    ours, theirs = (walk(opt, start, grads, weight_decay=weight_decay)[0]
-                    for opt in (AdamW8bit, torch.optim.AdamW))
+    ours, theirs = (
+        walk(opt, start, grads, weight_decay=weight_decay)[0]
+        for opt in (AdamW8bit, torch.optim.AdamW)
+    )
     assert all(map(torch.equal, ours, theirs))
 
 
@@ -248,8 +313,10 @@ def test_a_weight_whose_gradient_ends_comes_to_rest_beside_loud_ones(quiet):
 
 def loud_and_quiet(quiet, loud, quiet_steps, loud_steps):
     """Gradients of a block with one loud weight; each sort stops after its number of steps."""
-    grads = [torch.full((SMALLEST,), quiet if step < quiet_steps else 0.0)
-             for step in range(max(quiet_steps, loud_steps) + 10)]
+    grads = [
+        torch.full((SMALLEST,), quiet if step < quiet_steps else 0.0)
+        for step in range(max(quiet_steps, loud_steps) + 10)
+    ]
     for step, grad in enumerate(grads):
         grad[::BLOCK] = loud if step < loud_steps else 0.0
     return grads
@@ -271,7 +338,9 @@ def test_no_weight_jumps_when_a_loud_block_goes_quiet(scene):
 @given(st.floats(-9, 0), st.floats(-4, 4), st.integers(1, 100), st.integers(1, 40))
 @few
 def test_nor_does_it_in_any_such_scene(ratio, loud, quiet_steps, loud_steps):
-    assert largest_update(loud_and_quiet(10 ** (loud + ratio), 10**loud, quiet_steps, loud_steps)) < 10
+    assert (
+        largest_update(loud_and_quiet(10 ** (loud + ratio), 10**loud, quiet_steps, loud_steps)) < 10
+    )
 
 
 @given(seeds, large)
@@ -305,8 +374,11 @@ def test_no_more_is_decoded_at_once_than_a_chunk_and_the_chunk_does_not_show(see
     decoded = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adamw8bit, "CHUNK", blocks * BLOCK)
-        patch.setattr(adamw8bit, "dequantise",
-                      lambda codes, *of: decoded.append(len(codes)) or dequantise(codes, *of))
+        patch.setattr(
+            adamw8bit,
+            "dequantise",
+            lambda codes, *of: decoded.append(len(codes)) or dequantise(codes, *of),
+        )
         chunked, _ = walk(AdamW8bit, start, grads)
     assert all(map(torch.equal, whole, chunked)) and max(decoded) == blocks * BLOCK
 
@@ -375,26 +447,38 @@ def test_a_parameter_without_gradient_is_left_alone_and_gradients_of_any_strides
     p.grad = grad.view(80, 64).t()
     opt.step()
     assert torch.equal(idle, torch.ones(5000)) and list(opt.state) == [p]
-    assert torch.equal(p.detach().flatten(), walk(AdamW8bit, torch.zeros(5120), [p.grad.flatten()])[0][0])
+    assert torch.equal(
+        p.detach().flatten(), walk(AdamW8bit, torch.zeros(5120), [p.grad.flatten()])[0][0]
+    )
 
 
 @given(st.sampled_from([1, BLOCK, SMALLEST - 1, SMALLEST, SMALLEST + 1, 5 * SMALLEST]))
 def test_the_bytes_of_the_state_are_what_is_said_two_a_weight_and_eight_a_block(n):
     _, opt = walk(AdamW8bit, torch.zeros(n), [torch.ones(n)])
-    kept, = opt.state.values()
+    (kept,) = opt.state.values()
     held = sum(value.untyped_storage().nbytes() for name, value in kept.items() if name != "step")
     assert state_bytes(n) == held
     assert held == (8 * n if n < 4096 else 2 * n + 8 * math.ceil(n / 256))
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"lr": math.nan}, {"betas": (1.0, 0.9)},
-                                   {"betas": (0.9, -0.1)}, {"eps": 0.0}, {"weight_decay": -0.1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": -1.0},
+        {"lr": math.nan},
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"eps": 0.0},
+        {"weight_decay": -0.1},
+    ],
+)
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match="AdamW needs lr >= 0"):
         AdamW8bit([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **wrong})
 
 
 # saved and taken up again
+
 
 def net_and_optimizer(seed=0, dtype=torch.float32, optimizer=AdamW8bit, width=80):
     torch.manual_seed(seed)
@@ -427,8 +511,11 @@ def test_a_run_taken_up_in_the_middle_is_the_same_bit_for_bit(tmp_path, dtype, s
     for p, q in zip(net.parameters(), other.parameters()):
         kept, again = opt.state.get(p, {}), taken_up.state.get(q, {})
         assert kept.keys() == again.keys() and kept.get("step") == again.get("step")
-        assert all(value.dtype == again[name].dtype and torch.equal(value, again[name])
-                   for name, value in kept.items() if name != "step")
+        assert all(
+            value.dtype == again[name].dtype and torch.equal(value, again[name])
+            for name, value in kept.items()
+            if name != "step"
+        )
     for one, its in ((net, opt), (other, taken_up)):
         fit(one, its, range(stop, stop + 4))
     assert all(map(torch.equal, net.parameters(), other.parameters()))
@@ -452,14 +539,24 @@ def test_a_state_of_another_optimizer_or_model_is_refused_and_nothing_changes():
     same_shapes, its = net_and_optimizer(seed=1)
     fit(same_shapes, its, range(9, 12))
     cut = its.state_dict()  # right for the first parameter, then a moment that is not fp32
-    cut = {**cut, "state": {**cut["state"], 2: {**cut["state"][2], "m": torch.zeros(240).bfloat16()}}}
-    states = {"another optimizer": net_and_optimizer(optimizer=torch.optim.AdamW),
-              "another width": net_and_optimizer(width=90)}
+    cut = {
+        **cut,
+        "state": {**cut["state"], 2: {**cut["state"][2], "m": torch.zeros(240).bfloat16()}},
+    }
+    states = {
+        "another optimizer": net_and_optimizer(optimizer=torch.optim.AdamW),
+        "another width": net_and_optimizer(width=90),
+    }
     for other, its in states.values():
         fit(other, its, range(2))
-    for state in (*(its.state_dict() for _, its in states.values()), cut,
-                  {**cut, "state": {9: cut["state"][1]}}):
-        with pytest.raises(ValueError, match="the state holds .* 8-bit AdamW keeps .* start the run again"):
+    for state in (
+        *(its.state_dict() for _, its in states.values()),
+        cut,
+        {**cut, "state": {9: cut["state"][1]}},
+    ):
+        with pytest.raises(
+            ValueError, match="the state holds .* 8-bit AdamW keeps .* start the run again"
+        ):
             opt.load_state_dict(state)
         after = _state(net, [opt])
         assert before.keys() == after.keys()
@@ -467,6 +564,7 @@ def test_a_state_of_another_optimizer_or_model_is_refused_and_nothing_changes():
 
 
 # beside others
+
 
 def test_bitsandbytes_has_the_same_maps_and_gives_the_same_codes():
     """Of blocks whose largest number is positive: a scale without sign cannot bring the others' back.
@@ -481,10 +579,14 @@ def test_bitsandbytes_has_the_same_maps_and_gives_the_same_codes():
         x = numbers(seed, 16 * BLOCK)
         x = (x.view(-1, BLOCK) * quantise(x, SIGNED)[1].sign()[:, None]).flatten()
         codes, scale = quantise(x, SIGNED)
-        theirs = torch.ops.bitsandbytes.quantize_blockwise.default(x.double(), dynamic_map(True), BLOCK)
+        theirs = torch.ops.bitsandbytes.quantize_blockwise.default(
+            x.double(), dynamic_map(True), BLOCK
+        )
         assert torch.equal(scale, theirs[1])
         apart = codes.int() - theirs[0].int()
-        assert (apart != 0).float().mean() < 1e-3 and apart.abs().max() <= 1  # within rounding of a border
+        assert (
+            apart != 0
+        ).float().mean() < 1e-3 and apart.abs().max() <= 1  # within rounding of a border
 
 
 def test_tensors_that_a_gpu_moves_together_move_as_each_alone(monkeypatch):
@@ -509,8 +611,10 @@ def test_tensors_that_a_gpu_moves_together_move_as_each_alone(monkeypatch):
     for n, (p, other) in enumerate(zip(alone, joined)):
         assert torch.equal(p, other), sizes[n]
         assert states[n].keys() == others[n].keys()
-        assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(others[n][name]))
-                   for name, value in states[n].items())
+        assert all(
+            torch.equal(torch.as_tensor(value), torch.as_tensor(others[n][name]))
+            for name, value in states[n].items()
+        )
 
 
 @pytest.mark.gpu
@@ -524,4 +628,9 @@ def test_on_a_gpu_the_host_never_waits_and_step_1_is_torchs():
         torch.cuda.set_sync_debug_mode("default")
     theirs, _ = walk(torch.optim.AdamW, start, grads, weight_decay=0.0)
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-7)
-    assert all(value.is_cuda for kept in opt.state.values() for name, value in kept.items() if name != "step")
+    assert all(
+        value.is_cuda
+        for kept in opt.state.values()
+        for name, value in kept.items()
+        if name != "step"
+    )

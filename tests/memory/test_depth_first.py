@@ -30,7 +30,9 @@ def gradients(logps, weights):
 @given(seeds, st.integers(2, 8), st.booleans())
 def test_depth_first_a_tree_has_its_log_probs_and_its_gradients(seed, count, recomputed):
     batch = collate([trajectories(seed, count)])
-    weights = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed)).double()
+    weights = torch.randn(
+        len(batch.targets), generator=torch.Generator().manual_seed(seed)
+    ).double()
     whole = batch_logps(MODEL, batch)
     wanted = gradients(whole, weights)
     recompute.switch(MODEL, recomputed)
@@ -46,13 +48,17 @@ def test_depth_first_a_tree_has_its_log_probs_and_its_gradients(seed, count, rec
 
 def test_only_a_tree_of_more_tokens_and_with_a_branch_goes_depth_first(monkeypatch):
     walked = []
-    monkeypatch.setattr("minidpo.data.batch.read_depth_first",
-                        lambda model, ids, *_: walked.append(len(ids)) or torch.zeros(2))
+    monkeypatch.setattr(
+        "minidpo.data.batch.read_depth_first",
+        lambda model, ids, *_: walked.append(len(ids)) or torch.zeros(2),
+    )
     shared = Dialogue([1, 2, 3], [-1, 0, 0])
     tree = collate([[shared, Dialogue([1, 4, 5], [-1, -1, 0])]])  # five tokens
     batch_logps(MODEL, tree, walk_above=5)
     batch_logps(MODEL, collate([[shared]]), walk_above=1)
-    batch_logps(MODEL, collate([[shared, Dialogue([1, 4], [-1, 0])]] * 2), walk_above=1)  # two trees
+    batch_logps(
+        MODEL, collate([[shared, Dialogue([1, 4], [-1, 0])]] * 2), walk_above=1
+    )  # two trees
     assert walked == []
     batch_logps(MODEL, tree, walk_above=4)
     assert walked == [5]
@@ -62,7 +68,9 @@ def test_a_walk_keeps_no_model_alive():
     """On a GPU the base of one stage must be gone before the next one's is read: by its count of references,
     because the cyclic collector knows nothing of the GPU's memory."""
     model = tiny.adapted(torch.float32)
-    batch = collate([[Dialogue([1, 2, 3, 4], [-1, -1, 0, 0]), Dialogue([1, 2, 5, 6], [-1, -1, 0, 0])]])
+    batch = collate(
+        [[Dialogue([1, 2, 3, 4], [-1, -1, 0, 0]), Dialogue([1, 2, 5, 6], [-1, -1, 0, 0])]]
+    )
     gc.collect()
     gc.disable()
     try:
@@ -84,13 +92,17 @@ def peak(model, batch, walk_above):
 def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypatch):
     """Eight episodes share 64 tokens and go on alone for 192: a path has 256 tokens, the tree 1,600. Beside a
     path's graph there are its keys and values, put together for each segment, and their gradients."""
-    monkeypatch.setattr(attention, "SIZE", 16)  # in so small a model scores of 128 queries would be the most
+    monkeypatch.setattr(
+        attention, "SIZE", 16
+    )  # in so small a model scores of 128 queries would be the most
     model, rng = tiny.adapted(torch.float32, num_hidden_layers=4), random.Random(1)
     for p in lora.parameters(model):
         p.grad = torch.zeros_like(p)
     begin = [rng.randrange(420) for _ in range(64)]
-    rows = [Dialogue(begin + [rng.randrange(420) for _ in range(192)], [-1] * 64 + [0] * 192)
-            for _ in range(8)]
+    rows = [
+        Dialogue(begin + [rng.randrange(420) for _ in range(192)], [-1] * 64 + [0] * 192)
+        for _ in range(8)
+    ]
     recompute.switch(model, recomputed)
     tree, path = collate([rows]), collate([rows[:1]])
     walked, alone, whole = peak(model, tree, 0), peak(model, path, 10**6), peak(model, tree, 10**6)
@@ -100,23 +112,36 @@ def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypat
 
 def planned(model, recomputed, tokens):
     """The most that the plan counts beside weights, gradients and optimizer."""
-    setup = Setup(model.config, lora.LoRAConfig(), Machine(depth_first=True, recompute=recomputed), "adamw",
-                  torch.float32, False)
+    setup = Setup(
+        model.config,
+        lora.LoRAConfig(),
+        Machine(depth_first=True, recompute=recomputed),
+        "adamw",
+        torch.float32,
+        False,
+    )
     held, phases = step_plan(setup, Load(1, tokens, 192))
     return max(bytes for name, bytes in phases.items() if "optimizer" not in name) + sum(
-        bytes for name, bytes in held.items()
-        if name in ("block inputs", "what blocks keep", "keys and values of a path"))
+        bytes
+        for name, bytes in held.items()
+        if name in ("block inputs", "what blocks keep", "keys and values of a path")
+    )
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_path_of_eight_segments_takes_no_more_than_is_planned(recomputed, monkeypatch):
     """Each of them keeps the keys and values of all above it."""
     monkeypatch.setattr(attention, "SIZE", 16)
-    model, rng = tiny.adapted(torch.float32, num_hidden_layers=4, num_key_value_heads=4), random.Random(1)
+    model, rng = (
+        tiny.adapted(torch.float32, num_hidden_layers=4, num_key_value_heads=4),
+        random.Random(1),
+    )
     for p in lora.parameters(model):
         p.grad = torch.zeros_like(p)
     path = [rng.randrange(420) for _ in range(256)]
-    rows = [Dialogue(path[:n] + [0] * (n < 256), [-1] * 16 + [0] * (n - 16 + (n < 256)))
-            for n in range(32, 257, 32)]
+    rows = [
+        Dialogue(path[:n] + [0] * (n < 256), [-1] * 16 + [0] * (n - 16 + (n < 256)))
+        for n in range(32, 257, 32)
+    ]
     recompute.switch(model, recomputed)
     assert peak(model, collate([rows]), 0) < planned(model, recomputed, 256)

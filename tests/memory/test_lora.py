@@ -20,15 +20,33 @@ from minidpo.system.tensors import fingerprint
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)
-configs = st.builds(LoRAConfig, rank=st.integers(1, 6), alpha=st.floats(0.5, 64), targets=st.sampled_from(
-    [("q_proj",), ("q_proj", "down_proj"), LoRAConfig().targets, ("layers.0.mlp.up_proj", "v_proj")]))
+configs = st.builds(
+    LoRAConfig,
+    rank=st.integers(1, 6),
+    alpha=st.floats(0.5, 64),
+    targets=st.sampled_from(
+        [
+            ("q_proj",),
+            ("q_proj", "down_proj"),
+            LoRAConfig().targets,
+            ("layers.0.mlp.up_proj", "v_proj"),
+        ]
+    ),
+)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 
 
 def tiny(seed=0, dtype=torch.float64, tied=False, layers=2):
     torch.manual_seed(seed)
-    config = ModelConfig(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
-                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)
+    config = ModelConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
     return Transformer(config).to(dtype)
 
 
@@ -96,7 +114,9 @@ def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
     assert with_gradient == {f"{name}.{part}" for name in maps for part in ("lora_A", "lora_B")}
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert count == sum(config.rank * (m.in_features + m.out_features) for m in maps.values())
-    assert [id(p) for p in lora.parameters(model)] == [id(p) for p in model.parameters() if p.requires_grad]
+    assert [id(p) for p in lora.parameters(model)] == [
+        id(p) for p in model.parameters() if p.requires_grad
+    ]
 
 
 # how it starts
@@ -127,7 +147,10 @@ def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dt
 
 def test_dropout_leaves_the_bases_own_input_alone():
     base = torch.nn.Linear(1000, 1, bias=False)
-    layer, x = LoRALinear(base, LoRAConfig(rank=1, dropout=0.5), generator()), torch.ones(1, 1000)  # B is 0
+    layer, x = (
+        LoRALinear(base, LoRAConfig(rank=1, dropout=0.5), generator()),
+        torch.ones(1, 1000),
+    )  # B is 0
     assert torch.equal(layer.train()(x), base(x))
 
 
@@ -145,9 +168,18 @@ def test_dropout_acts_on_the_input_of_a_in_training_only():
     assert layer(x).item() == 1_000
 
 
-@pytest.mark.parametrize("targets, says", [
-    (("q_prj",), "'q_prj'.*there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
-    (("q_proj", "lm_head"), "'lm_head'"), (("embed_tokens",), "'embed_tokens'"), (("proj",), "'proj'")])
+@pytest.mark.parametrize(
+    "targets, says",
+    [
+        (
+            ("q_prj",),
+            "'q_prj'.*there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+        ),
+        (("q_proj", "lm_head"), "'lm_head'"),
+        (("embed_tokens",), "'embed_tokens'"),
+        (("proj",), "'proj'"),
+    ],
+)
 def test_a_target_that_is_no_map_of_a_block_is_refused(targets, says):
     model = tiny()
     with pytest.raises(ValueError, match=says):
@@ -176,7 +208,8 @@ def test_what_trains_and_what_it_weighs_is_told():
     assert [line.split() for line in lines] == [
         ["embedding", "176", "bfloat16", "0.0", "MiB", "frozen"],
         ["adapter", "128", "float32", "0.0", "MiB", "trained"],
-        ["blocks", f"{total - 176 - 128:,}", "bfloat16", "0.0", "MiB", "frozen"]]
+        ["blocks", f"{total - 176 - 128:,}", "bfloat16", "0.0", "MiB", "frozen"],
+    ]
 
 
 # files
@@ -211,14 +244,18 @@ def refused(model, folder, says):
     with pytest.raises(ValueError, match=says) as caught:
         lora.load(model, folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
-    assert lora.layers(model) == {} and all(p.requires_grad for p in model.parameters())  # untouched
+    assert lora.layers(model) == {} and all(
+        p.requires_grad for p in model.parameters()
+    )  # untouched
 
 
 def test_a_fingerprint_that_is_known_is_not_made_again(saved, monkeypatch):
     """Not even for a second adapter: in a 7B it is over 15 GB."""
     model = tiny()
     known, read = fingerprint(model.state_dict()), []
-    monkeypatch.setattr(lora, "fingerprint", lambda tensors: read.extend(tensors) or fingerprint(tensors))
+    monkeypatch.setattr(
+        lora, "fingerprint", lambda tensors: read.extend(tensors) or fingerprint(tensors)
+    )
     lora.load(model, saved, known)
     lora.switch_adapter(model, saved, known)
     assert read and all(".lora_" in name for name in read)
@@ -229,19 +266,39 @@ def test_a_fingerprint_that_is_known_is_not_made_again(saved, monkeypatch):
 def test_an_adapter_for_another_base_is_refused(saved):
     refused(tiny(seed=1), saved, "made for another base: its weights are not this")
     refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or --machine.dtype or")
-    refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter")
+    refused(
+        tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter"
+    )
     refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
     wider = Transformer(ModelConfig(11, 32, 24, 2, 4, 2))
-    refused(wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model")
+    refused(
+        wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model"
+    )
 
 
-@pytest.mark.parametrize("key, value", [
-    ("peft_type", "IA3"), ("peft_type", None), ("use_dora", True), ("lora_bias", True),
-    ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4}),
-    ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"),
-    ("bias", "lora_only"), ("trainable_token_indices", [3]), ("invented_in_2031", True),
-    ("target_modules", "all-linear"), ("r", "8"), ("r", None), ("lora_alpha", None),
-    ("target_modules", ["q_proj", 1])])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 4}),
+        ("alpha_pattern", {"q_proj": 4}),
+        ("fan_in_fan_out", True),
+        ("layers_to_transform", [0]),
+        ("init_lora_weights", "pissa"),
+        ("bias", "lora_only"),
+        ("trainable_token_indices", [3]),
+        ("invented_in_2031", True),
+        ("target_modules", "all-linear"),
+        ("r", "8"),
+        ("r", None),
+        ("lora_alpha", None),
+        ("target_modules", ["q_proj", 1]),
+    ],
+)
 def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, key, value):
     path = saved / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -281,7 +338,9 @@ def test_a_run_in_place_of_its_adapter_is_told_by_all_that_read_one(tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for reads in (lora.read_config, lora.read_weights, lora.base_dtype, adapter_sha256):
-        with pytest.raises(ValueError, match=f"{tmp_path}: a run, whose adapter is {tmp_path}/adapter"):
+        with pytest.raises(
+            ValueError, match=f"{tmp_path}: a run, whose adapter is {tmp_path}/adapter"
+        ):
             reads(tmp_path)
 
 
@@ -316,7 +375,9 @@ def test_peft_reads_our_adapter_and_computes_our_logits_and_merge(tmp_path):
     model = tiny(dtype=torch.float32)
     peft, theirs = peft_of(model, tmp_path / "base")
     trained(model, LoRAConfig(rank=3, alpha=5.5, targets=("q_proj", "v_proj", "down_proj")))
-    lora.save(model, tmp_path / "adapter", str(tmp_path / "base"), fingerprint(lora.base_tensors(model)))
+    lora.save(
+        model, tmp_path / "adapter", str(tmp_path / "base"), fingerprint(lora.base_tensors(model))
+    )
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
     torch.testing.assert_close(theirs(IDS).logits, logits(model), rtol=1e-5, atol=1e-5)
     whole = theirs.merge_and_unload().state_dict()
@@ -328,16 +389,24 @@ def test_peft_reads_our_adapter_and_computes_our_logits_and_merge(tmp_path):
 def test_we_read_the_adapter_of_peft_and_compute_its_logits_and_gradients(tmp_path):
     model = tiny(dtype=torch.float32)
     peft, theirs = peft_of(model, tmp_path / "base")
-    config = peft.LoraConfig(r=4, lora_alpha=7, target_modules=["k_proj", "gate_proj"], task_type="CAUSAL_LM",
-                             init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=7,
+        target_modules=["k_proj", "gate_proj"],
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
+    )
     theirs = peft.get_peft_model(theirs, config)
     theirs.save_pretrained(tmp_path / "adapter")
     lora.load(model, tmp_path / "adapter")
     torch.testing.assert_close(logits(model), theirs(IDS).logits, rtol=1e-5, atol=1e-5)
     model.head(model(IDS)).logsumexp(-1).sum().backward()
     theirs(IDS).logits.logsumexp(-1).sum().backward()
-    gradients = {name.replace(".default", ""): weight.grad for name, weight in theirs.named_parameters()
-                 if weight.requires_grad}
+    gradients = {
+        name.replace(".default", ""): weight.grad
+        for name, weight in theirs.named_parameters()
+        if weight.requires_grad
+    }
     assert gradients.keys() == lora.adapter_tensors(model).keys()
     for name, weight in lora.adapter_tensors(model).items():
         torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-5)
@@ -351,7 +420,8 @@ def test_peft_writes_our_names_and_no_metadata_that_we_would_take_for_ours(tmp_p
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs")
     assert fingerprint(load_file(tmp_path / "theirs" / "adapter_model.safetensors")) == fingerprint(
-        load_file(tmp_path / "ours" / "adapter_model.safetensors"))
+        load_file(tmp_path / "ours" / "adapter_model.safetensors")
+    )
     with safe_open(tmp_path / "theirs" / "adapter_model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
     shutil.rmtree(tmp_path / "ours")

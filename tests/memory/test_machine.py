@@ -9,16 +9,30 @@ import torch
 
 from minidpo.config import LoopCommand
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory.machine import (CUDA_CONTEXT, GIB, Machine, container_free, device_and_dtype,
-                                    device_of, limit_allocator, memory_limit)
+from minidpo.memory.machine import (
+    CUDA_CONTEXT,
+    GIB,
+    Machine,
+    container_free,
+    device_and_dtype,
+    device_of,
+    limit_allocator,
+    memory_limit,
+)
 
 HERE = Machine(device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is not supported"), ("cuda", "sees no GPU"),
-                                          ("meta", "device 'meta' is not supported"),
-                                          ("cpu:0", "'cpu:0' is not supported"),
-                                          ("cuda:128", "use cpu, cuda or cuda:N")])
+@pytest.mark.parametrize(
+    "device, says",
+    [
+        ("gpu", "device 'gpu' is not supported"),
+        ("cuda", "sees no GPU"),
+        ("meta", "device 'meta' is not supported"),
+        ("cpu:0", "'cpu:0' is not supported"),
+        ("cuda:128", "use cpu, cuda or cuda:N"),
+    ],
+)
 def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=says):
@@ -29,14 +43,18 @@ def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
 def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"):
+    with pytest.raises(
+        ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"
+    ):
         device_of(Machine(device="cuda:2"))
     assert device_of(Machine(device="cuda:1")).index == 1
 
 
 def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
+    )
     with pytest.raises(ValueError, match="does not compute in bfloat16.* --machine.dtype float32"):
         device_and_dtype(Machine(device="cuda"))
     assert device_and_dtype(Machine(device="cuda", dtype="float32"))[1] == torch.float32
@@ -53,9 +71,15 @@ def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
         Machine(memory_gib=0.0)
 
 
-@pytest.mark.parametrize("machine, says", [
-    ({"device": "gpu"}, "'gpu' is not supported"), ({"device": ""}, "'' is not supported"),
-    ({"device": "meta"}, "not supported"), ({"offload": True, "recompute": True}, "runs on a CPU")])
+@pytest.mark.parametrize(
+    "machine, says",
+    [
+        ({"device": "gpu"}, "'gpu' is not supported"),
+        ({"device": ""}, "'' is not supported"),
+        ({"device": "meta"}, "not supported"),
+        ({"offload": True, "recompute": True}, "runs on a CPU"),
+    ],
+)
 def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
     with pytest.raises(ValueError, match=says):
         plan_loop(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
@@ -93,8 +117,11 @@ def test_a_gpu_is_held_to_its_share_whether_or_not_it_has_a_number(name, index, 
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda device: SimpleNamespace(total_memory=8 * GIB))
-    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: calls.append(call), raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 * GIB)
+    )
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda *call: calls.append(call), raising=False
+    )
     limit_allocator(Machine(device=name, memory_gib=4), torch.device(name))
     assert calls == [(0.5 - CUDA_CONTEXT / GIB / 8, index)]

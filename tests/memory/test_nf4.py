@@ -20,14 +20,38 @@ from minidpo.laws import code
 from minidpo.laws.ours import nf4 as nf4_code
 from minidpo.memory import frozen, nf4
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
-from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book, dequantise,
-                                dequantise_scales, nearest, quantise_scales, two_a_byte)
+from minidpo.memory.nf4 import (
+    BLOCK,
+    GROUP,
+    Int8Matrix,
+    NF4Matrix,
+    code_book,
+    dequantise,
+    dequantise_scales,
+    nearest,
+    quantise_scales,
+    two_a_byte,
+)
 from minidpo.model.head import token_logps
 
-BOOK = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-        0.7229568362236023, 1.0]
+BOOK = [
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 700))
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,8 +64,10 @@ def generator(seed=0):
 def wild(seed, shape, sizes=(0.0, 1e-30, 1e-6, 1.0, 1e6)):
     """Weights of which each run of 50 has a size of its own: blocks of zeros, tiny ones, outliers."""
     weight = torch.randn(shape, generator=generator(seed)).view(-1)
-    size = torch.tensor(sizes)[torch.randint(len(sizes), (len(weight) // 50 + 1,), generator=generator(seed))]
-    return (weight * size.repeat_interleave(50)[:len(weight)]).view(shape)
+    size = torch.tensor(sizes)[
+        torch.randint(len(sizes), (len(weight) // 50 + 1,), generator=generator(seed))
+    ]
+    return (weight * size.repeat_interleave(50)[: len(weight)]).view(shape)
 
 
 def quantised(kind, weight, dtype=torch.float32):
@@ -51,7 +77,9 @@ def quantised(kind, weight, dtype=torch.float32):
 
 
 def same(buffers, others):
-    return buffers.keys() == others.keys() and all(torch.equal(buffers[key], others[key]) for key in buffers)
+    return buffers.keys() == others.keys() and all(
+        torch.equal(buffers[key], others[key]) for key in buffers
+    )
 
 
 def relative(error, weight):
@@ -67,12 +95,17 @@ class Large(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        known = {StorageWeakRef(t.untyped_storage()) for t in tree_leaves((args, kwargs))
-                 if isinstance(t, torch.Tensor)}
+        known = {
+            StorageWeakRef(t.untyped_storage())
+            for t in tree_leaves((args, kwargs))
+            if isinstance(t, torch.Tensor)
+        }
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.numbers:
                 storage = StorageWeakRef(tensor.untyped_storage())
-                if storage not in known and storage not in self.alive:  # made here, and no view of an input
+                if (
+                    storage not in known and storage not in self.alive
+                ):  # made here, and no view of an input
                     self.alive[storage], self.made = True, self.made + 1
         self.alive = {storage: True for storage in self.alive if not storage.expired()}
         self.peak = max(self.peak, len(self.alive))
@@ -104,8 +137,9 @@ def test_the_levels_are_those_of_torchao_which_writes_four_digits_of_them():
     assert [round(level, 4) for level in levels] == [round(level, 4) for level in BOOK]
 
 
-@pytest.mark.parametrize("law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4),
-                         ids=lambda law: law.__name__)
+@pytest.mark.parametrize(
+    "law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4), ids=lambda law: law.__name__
+)
 def test_without_double_quantisation_nf4_keeps_the_laws_of_a_4_bit_code(law):
     law(nf4_code)
 
@@ -114,7 +148,9 @@ def test_without_double_quantisation_nf4_keeps_the_laws_of_a_4_bit_code(law):
 def test_no_weight_is_further_off_than_0_152_of_the_largest_of_its_block(seed, n):
     blocks = wild(seed, (n, BLOCK))
     codes, absmax = nearest(blocks)
-    assert ((code_book()[codes.int()] * absmax[:, None] - blocks).abs() <= 0.1520 * absmax[:, None]).all()
+    assert (
+        (code_book()[codes.int()] * absmax[:, None] - blocks).abs() <= 0.1520 * absmax[:, None]
+    ).all()
 
 
 def test_the_widest_step_of_the_levels_is_the_one_below_minus_0_7():
@@ -193,7 +229,9 @@ def test_unpacking_gives_back_what_was_packed(seed, n):
 def test_the_first_of_two_codes_is_in_the_upper_half_of_the_byte():
     assert two_a_byte(torch.tensor([[1, 2, 15, 0]], dtype=torch.uint8)).tolist() == [[0x12, 0xF0]]
     packed = torch.tensor([[0x0F] + 31 * [0x77]], dtype=torch.uint8)
-    dense = dequantise(packed, torch.tensor([255], dtype=torch.uint8), torch.tensor([3.0]), torch.float32)
+    dense = dequantise(
+        packed, torch.tensor([255], dtype=torch.uint8), torch.tensor([3.0]), torch.float32
+    )
     assert dense[0, :3].tolist() == [-3.0, 3.0, 0.0]
 
 
@@ -221,7 +259,10 @@ def test_double_quantisation_adds_next_to_nothing_to_the_error():
     for weight in (normal, normal * torch.randn(512, 1, generator=generator(1)).exp()):
         codes, absmax = nearest(weight.view(-1, BLOCK))
         plain = (code_book()[codes.int()] * absmax[:, None]).view_as(weight)
-        errors = [relative(other - weight, weight) for other in (plain, quantised(NF4Matrix, weight).dense())]
+        errors = [
+            relative(other - weight, weight)
+            for other in (plain, quantised(NF4Matrix, weight).dense())
+        ]
         assert errors[0] < errors[1] < 1.002 * errors[0]
 
 
@@ -235,7 +276,7 @@ def test_a_matrix_of_any_size_is_its_blocks_and_the_filling_does_not_show(seed, 
     filled = F.pad(weight.view(-1), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     codes, absmax = nearest(filled)
     absmax = dequantise_scales(*quantise_scales(absmax))
-    wanted = (code_book()[codes.int()] * absmax[:, None]).view(-1)[:weight.numel()].view(shape)
+    wanted = (code_book()[codes.int()] * absmax[:, None]).view(-1)[: weight.numel()].view(shape)
     assert matrix.dense().shape == shape and torch.equal(matrix.dense(), wanted)
     assert torch.equal(matrix.codes, two_a_byte(codes))
     assert len(matrix) == shape[0] and matrix.numel() == weight.numel()
@@ -292,14 +333,20 @@ def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
 def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
     """4 + 8/64 + 32/(64·256) = 4.127; and 8 + 32/1,024 in rows of 1,024."""
     weight = torch.zeros(1024, 1024)
-    assert round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3) == bits
+    assert (
+        round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3)
+        == bits
+    )
     matrix = kind(weight.shape, torch.float32)
     assert {name: (part.shape, part.dtype) for name, part in kind.encode(weight).items()} == {
-        name: (part.shape, part.dtype) for name, part in matrix.named_buffers()}
+        name: (part.shape, part.dtype) for name, part in matrix.named_buffers()
+    }
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no C compiler\nPlease"), OSError("no gcc")])
-def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(error, monkeypatch, capsys):
+def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(
+    error, monkeypatch, capsys
+):
     def broken(*trial):
         raise error
 
@@ -307,7 +354,11 @@ def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(err
     cuda = SimpleNamespace(device=torch.device("cuda"))  # what is read of a tensor there
     assert one_kernel(broken, cuda) is one_kernel(broken, cuda) is None
     told = capsys.readouterr().out
-    assert told.count("\n") == 1 and "take several kernels" in told and str(error).split("\n")[0] in told
+    assert (
+        told.count("\n") == 1
+        and "take several kernels" in told
+        and str(error).split("\n")[0] in told
+    )
     assert one_kernel(print, cuda) is print
     assert one_kernel(len, cuda, compiler=lambda function: repr) is repr
     assert one_kernel(len, SimpleNamespace(device=torch.device("cpu"))) is None
@@ -333,8 +384,11 @@ for shape in ((3, 150), (257, 131)):
 def test_the_kernel_of_a_gpu_writes_the_bits_of_the_tiles():
     """Run by Triton's interpreter on a CPU; on a GPU by tests/test_cuda.py."""
     pytest.importorskip("triton")
-    done = subprocess.run([sys.executable, "-c", INTERPRETED, str(Path(__file__).parents[2])], text=True,
-                          stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED, str(Path(__file__).parents[2])],
+        text=True,
+        stderr=subprocess.PIPE,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -361,7 +415,9 @@ def test_8_bits_are_within_half_a_step_of_the_row_and_keep_its_largest(seed, sha
     matrix = quantised(Int8Matrix, weight)
     dense, step = matrix.dense().double(), matrix.scales.double()[:, None]
     assert ((dense - weight).abs() <= step * (0.5 + 1e-5)).all()
-    torch.testing.assert_close(dense.abs().amax(1), weight.double().abs().amax(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        dense.abs().amax(1), weight.double().abs().amax(1), rtol=1e-6, atol=0
+    )
     assert (matrix.codes.int().abs() <= 127).all()
 
 
@@ -385,7 +441,9 @@ def test_rows_slices_and_ids_are_those_of_the_whole(dtype):
     dense, ids = matrix.dense(), torch.tensor([[3, 1, 4], [1, 5, 10]])
     assert dense.dtype == dtype and dense.shape == (11, 6)
     assert torch.equal(matrix[2:7], dense[2:7]) and torch.equal(matrix[9:99], dense[9:])
-    assert torch.equal(matrix[ids], dense[ids]) and torch.equal(FrozenTable(matrix)(ids), dense[ids])
+    assert torch.equal(matrix[ids], dense[ids]) and torch.equal(
+        FrozenTable(matrix)(ids), dense[ids]
+    )
     assert torch.equal(dense, (matrix.codes * matrix.scales[:, None]).to(dtype))
 
 
@@ -411,7 +469,9 @@ def test_a_head_in_8_bits_is_never_there_as_a_whole(monkeypatch):
     with Large(V * C // 4) as large:
         token_logps(hidden, matrix, torch.tensor([1, 300, 511])).sum().backward()
     assert large.made == 0 and hidden.grad.any()
-    with Large(V * C // 8) as large:  # of tiles there are two, the last one and the next, which is cast
+    with Large(
+        V * C // 8
+    ) as large:  # of tiles there are two, the last one and the next, which is cast
         token_logps(hidden, matrix, torch.tensor([1, 300, 511])).sum().backward()
     assert large.made >= 16 and large.peak <= 3
 
@@ -421,7 +481,11 @@ def test_a_head_in_8_bits_is_never_there_as_a_whole(monkeypatch):
 
 def linear(dtype, bias=True, out=48, width=70):
     matrix = quantised(NF4Matrix, torch.randn(out, width, generator=generator()), dtype)
-    bias = torch.nn.Parameter(torch.randn(out, generator=generator()).to(dtype), False) if bias else None
+    bias = (
+        torch.nn.Parameter(torch.randn(out, generator=generator()).to(dtype), False)
+        if bias
+        else None
+    )
     return FrozenLinear(matrix, bias)
 
 

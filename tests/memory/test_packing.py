@@ -18,8 +18,12 @@ from minidpo.memory.packing import Packed, can_pack, pack
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 sizes = st.integers(1, 70)
-BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
-    not multiplies_bfloat16(), reason="this processor has no instructions for bfloat16"))
+BF16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(
+        not multiplies_bfloat16(), reason="this processor has no instructions for bfloat16"
+    ),
+)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, BF16])
 
 
@@ -38,8 +42,11 @@ def layer_of(request):
     """Inputs' width and a layer: small; so wide that oneDNN adds up in parts; shared among threads."""
     ins, outs, activation = request.param
     weight = torch.randn(outs, ins, generator=torch.Generator().manual_seed(1)) / ins**0.5
-    return ins, {dtype: Packed(weight.to(dtype), None, activation)
-                 for dtype in (torch.float32, torch.bfloat16) if can_pack(weight.to(dtype))}
+    return ins, {
+        dtype: Packed(weight.to(dtype), None, activation)
+        for dtype in (torch.float32, torch.bfloat16)
+        if can_pack(weight.to(dtype))
+    }
 
 
 @dtypes
@@ -113,7 +120,10 @@ def test_a_plain_weight_is_freed_before_the_next_one_is_packed(monkeypatch):
     """Else a model takes twice the bytes of its blocks while it is packed, which no plan counts."""
     model, alive = tiny.model(), []
     plain = [weakref.ref(module) for module in model.model.modules() if type(module) is nn.Linear]
-    monkeypatch.setattr(packing, "Packed", lambda *given: (
-        alive.append(sum(ref() is not None for ref in plain)), nn.Identity())[1])
+    monkeypatch.setattr(
+        packing,
+        "Packed",
+        lambda *given: (alive.append(sum(ref() is not None for ref in plain)), nn.Identity())[1],
+    )
     pack(model)
     assert alive == [len(plain), *range(len(plain), 0, -1)]  # the first: for the head

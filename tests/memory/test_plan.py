@@ -20,10 +20,26 @@ from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.advice import acting_verdict, longest, require_step, verdict
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import (CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16,
-                                    row_length)
-from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
-                                 acting_setup, setup_of, step_plan)
+from minidpo.memory.machine import (
+    CUDA_CONTEXT,
+    GIB,
+    MIB,
+    Machine,
+    memory_now,
+    multiplies_bfloat16,
+    row_length,
+)
+from minidpo.memory.plan import (
+    PUBLISHED,
+    ByteCounter,
+    FusedAttention,
+    Load,
+    Setup,
+    acting_plan,
+    acting_setup,
+    setup_of,
+    step_plan,
+)
 from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
@@ -36,11 +52,15 @@ ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
 SMALL = ModelConfig(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-LITTLE = ModelConfig(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)  # planned 15 times as fast
+LITTLE = ModelConfig(
+    4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096
+)  # planned 15 times as fast
 LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
 
 
-def setup(config=SMALL, machine=Machine(), optimizer="adamw", dtype=torch.float32, cuda=False, rank=16):
+def setup(
+    config=SMALL, machine=Machine(), optimizer="adamw", dtype=torch.float32, cuda=False, rank=16
+):
     return Setup(config, LoRAConfig(rank=rank), machine, optimizer, dtype, cuda)
 
 
@@ -113,18 +133,34 @@ def tables():
 
 @pytest.mark.usefixtures("tables")
 @settings(max_examples=settings.default.max_examples // 4)
-@given(st.sampled_from([torch.float32, torch.bfloat16]), st.booleans(), st.integers(1, 3), st.integers(2, 40),
-       st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2)]), st.booleans())
-def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(dtype, quantised, B, T, heads, branched):
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(2, 40),
+    st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2)]),
+    st.booleans(),
+)
+def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(
+    dtype, quantised, B, T, heads, branched
+):
     what = dtype, quantised, B, T, *heads, branched
     for counted, real in zip(block_bytes("meta", *what), block_bytes("cpu", *what)):
         assert counted == real
 
 
-@pytest.mark.parametrize("dtype, masked, repeated", [
-    (torch.bfloat16, True, True), (torch.bfloat16, False, False), (torch.float32, True, True),
-    (torch.float32, False, True)])
-def test_on_cuda_keys_are_repeated_for_each_query_head_for_a_mask_and_for_fp32(dtype, masked, repeated):
+@pytest.mark.parametrize(
+    "dtype, masked, repeated",
+    [
+        (torch.bfloat16, True, True),
+        (torch.bfloat16, False, False),
+        (torch.float32, True, True),
+        (torch.float32, False, True),
+    ],
+)
+def test_on_cuda_keys_are_repeated_for_each_query_head_for_a_mask_and_for_fp32(
+    dtype, masked, repeated
+):
     q = torch.empty(1, 8, 5, 16, device="meta", dtype=dtype)
     k = torch.empty(1, 2, 5, 16, device="meta", dtype=dtype, requires_grad=True)
     mask = torch.empty(1, 1, 5, 5, device="meta", dtype=dtype) if masked else None
@@ -132,7 +168,8 @@ def test_on_cuda_keys_are_repeated_for_each_query_head_for_a_mask_and_for_fp32(d
     for cuda in (False, True):
         with FusedAttention(cuda), ByteCounter() as counter:
             y = torch.nn.functional.scaled_dot_product_attention(
-                q, k, k, attn_mask=mask, is_causal=not masked, enable_gqa=True)
+                q, k, k, attn_mask=mask, is_causal=not masked, enable_gqa=True
+            )
             kept[cuda] = counter.now
             y.sum().backward()
     assert kept[True] - kept[False] == repeated * 2 * q.nbytes
@@ -198,19 +235,26 @@ print(json.dumps([plan, memory_mib("VmHWM") * 2**20, program]))
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budget")
-    for name, config in (("model", ModelConfig(12_000, 1024, 4096, 2, 8, 2)),
-                         ("small", ModelConfig(500, 256, 512, 1, 2, 1))):
+    for name, config in (
+        ("model", ModelConfig(12_000, 1024, 4096, 2, 8, 2)),
+        ("small", ModelConfig(500, 256, 512, 1, 2, 1)),
+    ):
         checkpoint.save(Transformer(config).bfloat16(), folder / name)
     return folder
 
 
-@pytest.mark.parametrize("quantize, dtype, recompute, optimizer, rows, length", [
-    (None, "float32", True, "adamw8bit", 1, 256),
-    pytest.param("nf4", "float32", True, "adamw", 1, 256, marks=pytest.mark.slow),
-    pytest.param(None, "float32", False, "adamw", 2, 192, marks=pytest.mark.slow),
-    pytest.param("nf4", "bfloat16", True, "adamw8bit", 2, 256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "quantize, dtype, recompute, optimizer, rows, length",
+    [
+        (None, "float32", True, "adamw8bit", 1, 256),
+        pytest.param("nf4", "float32", True, "adamw", 1, 256, marks=pytest.mark.slow),
+        pytest.param(None, "float32", False, "adamw", 2, 192, marks=pytest.mark.slow),
+        pytest.param("nf4", "bfloat16", True, "adamw8bit", 2, 256, marks=pytest.mark.slow),
+    ],
+)
 def test_the_plan_and_the_measured_peak_lie_within_5_percent(
-        checkpoints, tmp_path, quantize, dtype, recompute, optimizer, rows, length):
+    checkpoints, tmp_path, quantize, dtype, recompute, optimizer, rows, length
+):
     """And so without what the program takes before there is a model, but for 16 MiB of libraries' buffers."""
     given = json.dumps([str(checkpoints), quantize, dtype, recompute, optimizer, rows, length])
     script = tmp_path / "measure.py"
@@ -249,11 +293,20 @@ def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoi
 
 
 @few
-@given(st.integers(2, 400), st.sampled_from([None, "nf4"]), st.booleans(), st.booleans(),
-       st.sampled_from(["adamw", "adamw8bit"]))
-def test_more_needs_more_and_each_way_to_save_saves(length, quantize, recompute, branched, optimizer):
+@given(
+    st.integers(2, 400),
+    st.sampled_from([None, "nf4"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["adamw", "adamw8bit"]),
+)
+def test_more_needs_more_and_each_way_to_save_saves(
+    length, quantize, recompute, branched, optimizer
+):
     machine = Machine(quantize=quantize, recompute=recompute)
-    given = setup(ModelConfig(500, 256, 640, 3, 4, 2), machine, optimizer, torch.bfloat16, cuda=True)
+    given = setup(
+        ModelConfig(500, 256, 640, 3, 4, 2), machine, optimizer, torch.bfloat16, cuda=True
+    )
     load = Load(2, length, length, branched)
 
     def peak(changed=given, load=load):
@@ -270,8 +323,10 @@ def test_more_needs_more_and_each_way_to_save_saves(length, quantize, recompute,
     assert on(quantize="nf4") < on(quantize=None)
     assert on(recompute=True) < on(recompute=False)
     assert on(recompute=True, offload=True) < on(recompute=True)
-    small, full = (step_plan(given._replace(optimizer=kind), load).held["optimizer"]
-                   for kind in ("adamw8bit", "adamw"))
+    small, full = (
+        step_plan(given._replace(optimizer=kind), load).held["optimizer"]
+        for kind in ("adamw8bit", "adamw")
+    )
     assert small < full
 
 
@@ -303,7 +358,9 @@ def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
 @given(st.booleans(), st.integers(1, 64))
 def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     given = setup(cuda=True)
-    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)]
+    whole = [
+        step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)
+    ]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
     tokens = [row_length((1 + pair) * m) for m in (n, n + advice.STEP)]
@@ -319,9 +376,16 @@ def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
 def test_a_plan_is_the_same_whichever_came_before_it():
     """The first that meets four bits makes NF4's tables, which no block keeps."""
     nf4.tables.cache_clear()
-    given, load = setup(ModelConfig(500, 64, 192, 3, 4, 2), Machine(quantize="nf4")), Load(1, 64, 64)
+    given, load = (
+        setup(ModelConfig(500, 64, 192, 3, 4, 2), Machine(quantize="nf4")),
+        Load(1, 64, 64),
+    )
     first = plan._block_bytes(given, load, True)
-    assert plan._block_bytes.__wrapped__(given, load, True) == first == plan._block_bytes(given, load, True)
+    assert (
+        plan._block_bytes.__wrapped__(given, load, True)
+        == first
+        == plan._block_bytes(given, load, True)
+    )
 
 
 def test_a_plan_costs_no_memory():
@@ -335,7 +399,10 @@ def test_agents_at_work_keep_what_the_sampler_keeps():
     much again, and while it grows the old values. While pages are read, a layer's for each of 28 heads."""
     plan = acting_plan(seven(replace(LAPTOP, pages=8)), 1000)
     kv = 8 * 1000 * 28 * 4 * 128 * 2 * 2
-    assert plan.held["keys and values"] == 1.5 * kv and 2 * plan.phases["keys and values, growing"] == kv
+    assert (
+        plan.held["keys and values"] == 1.5 * kv
+        and 2 * plan.phases["keys and values, growing"] == kv
+    )
     assert plan.phases["one block, reading"] > kv / 28 * 28 / 4
     assert plan.held["adapter, weights"] > 0 and plan.peak < 7.6 * GIB
     full = acting_plan(seven(Machine(device="cuda", pages=8)), 1000)
@@ -346,7 +413,10 @@ def test_agents_at_work_keep_what_the_sampler_keeps():
 def test_agents_on_a_cpu_keep_keys_and_values_in_fp32_and_a_packed_head_beside_the_vocabulary():
     at = setup(machine=Machine(device="cpu", pages=4))
     table = at.config.vocab_size * at.config.hidden_size
-    plans = {dtype: acting_plan(at._replace(dtype=dtype), 100) for dtype in (torch.float32, torch.bfloat16)}
+    plans = {
+        dtype: acting_plan(at._replace(dtype=dtype), 100)
+        for dtype in (torch.float32, torch.bfloat16)
+    }
     exact, rough = plans.values()
     tables = 1 if at.config.tie_word_embeddings else 2
     assert exact.held["vocabulary, weights"] == (tables + 1) * 4 * table
@@ -371,7 +441,9 @@ def test_without_micro_tokens_a_gpu_takes_the_most_that_fits_and_a_cpu_768():
 
     for tokens in (8192, 2048):
         peak = step_plan(given, plan.sft_load(Machine(micro_tokens=tokens))).peak
-        assert chosen(peak / 0.899) == tokens and chosen(peak / 0.901) == tokens / 2  # a tenth is left
+        assert (
+            chosen(peak / 0.899) == tokens and chosen(peak / 0.901) == tokens / 2
+        )  # a tenth is left
     assert chosen(0) == chosen(1e15, setup()) == 768
     assert chosen(0, given._replace(machine=Machine(micro_tokens=5000))) == 5000
 
@@ -389,8 +461,11 @@ def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_
     assert len(helps) == 3
     saved = [float(mib.removesuffix(" MiB").replace(",", "")) for _, mib in helps]
     assert saved == sorted(saved, reverse=True)
-    assert [name for name, _ in helps] == ["--machine.recompute", "--machine.quantize nf4",
-                                           "--machine.micro-tokens 384 with --machine.tree-tokens 1024"]
+    assert [name for name, _ in helps] == [
+        "--machine.recompute",
+        "--machine.quantize nf4",
+        "--machine.micro-tokens 384 with --machine.tree-tokens 1024",
+    ]
 
 
 def test_each_setting_that_is_named_saves_what_is_said():
@@ -400,15 +475,23 @@ def test_each_setting_that_is_named_saves_what_is_said():
     machine = replace(given.machine, recompute=True)
     other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
     assert before - other > 0
-    assert saved["--machine.recompute"] == pytest.approx(before - other, abs=4096)  # NF4's tables, made once
+    assert saved["--machine.recompute"] == pytest.approx(
+        before - other, abs=4096
+    )  # NF4's tables, made once
     assert "--machine.quantize nf4" not in saved  # it is set
     halved = replace(given.machine, micro_tokens=384, tree_tokens=1024)
-    for name, changed in (("the option optimizer = adamw8bit", given._replace(optimizer="adamw8bit")),
-                          ("an adapter of rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
-                          ("--machine.micro-tokens 384 with --machine.tree-tokens 1024",
-                           given._replace(machine=halved))):
+    for name, changed in (
+        ("the option optimizer = adamw8bit", given._replace(optimizer="adamw8bit")),
+        ("an adapter of rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
+        (
+            "--machine.micro-tokens 384 with --machine.tree-tokens 1024",
+            given._replace(machine=halved),
+        ),
+    ):
         less = step_plan(changed, plan.dpo_load(changed.machine)).peak
-        assert saved.get(name, 0) == pytest.approx(max(0, before - less), abs=2**19)  # less is not named
+        assert saved.get(name, 0) == pytest.approx(
+            max(0, before - less), abs=2**19
+        )  # less is not named
     assert len(saved) >= 3
 
 
@@ -423,16 +506,22 @@ def test_the_verdict_says_what_is_left_and_what_is_the_longest():
 
 def test_the_verdict_on_exploring_names_the_most_pages_that_fit():
     at = little(replace(LAPTOP, pages=8))
-    planned = [acting_plan(at._replace(machine=replace(LAPTOP, pages=n)), 1024).peak for n in (3, 4, 8)]
+    planned = [
+        acting_plan(at._replace(machine=replace(LAPTOP, pages=n)), 1024).peak for n in (3, 4, 8)
+    ]
     assert acting_verdict(at, 1024, planned[2]).endswith(" 0 are left")
     assert acting_verdict(at, 1024, planned[2] - 1).endswith("--machine.pages 7 fits")
-    assert acting_verdict(at, 1024, (planned[0] + planned[1]) / 2).endswith("--machine.pages 3 fits")
+    assert acting_verdict(at, 1024, (planned[0] + planned[1]) / 2).endswith(
+        "--machine.pages 3 fits"
+    )
     assert "smaller model" in acting_verdict(at, 1024, CUDA_CONTEXT)
 
 
 def test_where_nothing_helps_a_smaller_model_does():
     smallest = little(replace(LAPTOP, offload=True, micro_tokens=1, tree_tokens=1))
-    assert "smaller model" in advice.best_advice(smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load)
+    assert "smaller model" in advice.best_advice(
+        smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2-0.5b", "qwen2-1.5b", "qwen2-7b-8gb"])
@@ -441,24 +530,41 @@ def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys
     monkeypatch.setattr(advice, "longest", lambda *_: 0)
     path = ROOT / "configs" / f"{name}.toml"
     planned = plan_loop(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
-    counted = ", ".join(f"{stage} {planned[key]:,} MiB" for stage, key in
-                        (("SFT", "SFT"), ("DPO", "DPO"), ("exploring", "explore")))
+    counted = ", ".join(
+        f"{stage} {planned[key]:,} MiB"
+        for stage, key in (("SFT", "SFT"), ("DPO", "DPO"), ("exploring", "explore"))
+    )
     assert f"# {counted}\n" in path.read_text()
     printed = capsys.readouterr().out
     assert f"{planned['DPO']:,}" in printed
-    assert "DPO fits into 7,782 MiB" in printed or "no GPU is here" in printed or torch.cuda.is_available()
+    assert (
+        "DPO fits into 7,782 MiB" in printed
+        or "no GPU is here" in printed
+        or torch.cuda.is_available()
+    )
     if name == "qwen2-7b-8gb":  # docs/measured.md shows this one's table
         rows = [line.rsplit(maxsplit=3) for line in printed.splitlines()[2:]]
-        rows = [[cell.strip() for cell in row] for row in rows if row[-1].replace(",", "").isdigit()]
+        rows = [
+            [cell.strip() for cell in row] for row in rows if row[-1].replace(",", "").isdigit()
+        ]
         measured = (ROOT / "docs" / "measured.md").read_text()
-        assert len(rows) > 12 and [row for row in rows if f"| {' | '.join(row)} |" not in measured] == []
+        assert (
+            len(rows) > 12
+            and [row for row in rows if f"| {' | '.join(row)} |" not in measured] == []
+        )
 
 
 @pytest.mark.parametrize("learn", ["rm", "ppo", "grpo"])
 def test_reward_models_and_policy_gradients_of_a_7b_fit_into_8_gb(learn, capsys, monkeypatch):
     monkeypatch.setattr(advice, "longest", lambda *_: 0)
-    flags = ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml"), "--learn", learn,
-             "--machine.memory-gib", "7.6"]
+    flags = [
+        "--config",
+        str(ROOT / "configs" / "qwen2-7b-8gb.toml"),
+        "--learn",
+        learn,
+        "--machine.memory-gib",
+        "7.6",
+    ]
     planned = plan_loop(parse(PlanCommand, flags, "train.py plan", ""))
     assert "SFT fits into" in (printed := capsys.readouterr().out)
     assert f"{learn.upper()} fits into 7,782 MiB" in printed and planned[learn.upper()] < 7_782
@@ -466,21 +572,31 @@ def test_reward_models_and_policy_gradients_of_a_7b_fit_into_8_gb(learn, capsys,
 
 def test_the_ladder_of_savings_that_is_told_is_the_plans():
     at, told = setup(SEVEN, Machine(device="cuda"), "adamw", torch.bfloat16, cuda=True), []
-    for changes, optimizer in (({}, "adamw"), ({"quantize": "nf4"}, "adamw"), ({"recompute": True}, "adamw"),
-                               ({}, "adamw8bit"), ({"offload": True}, "adamw8bit")):
+    for changes, optimizer in (
+        ({}, "adamw"),
+        ({"quantize": "nf4"}, "adamw"),
+        ({"recompute": True}, "adamw"),
+        ({}, "adamw8bit"),
+        ({"offload": True}, "adamw8bit"),
+    ):
         at = at._replace(machine=replace(at.machine, **changes), optimizer=optimizer)
         told.append(f"{step_plan(at, plan.dpo_load(at.machine)).peak / MIB:,.0f}")
     bf16, nf4, again, moments, host = told
-    ladder = (f"{bf16} MiB in bf16, {nf4} with NF4, {again} with blocks computed again, {moments} with 8-bit "
-              f"moments, {host} if block inputs wait on the host")
+    ladder = (
+        f"{bf16} MiB in bf16, {nf4} with NF4, {again} with blocks computed again, {moments} with 8-bit "
+        f"moments, {host} if block inputs wait on the host"
+    )
     assert ladder in " ".join((ROOT / "docs" / "measured.md").read_text().split())
 
 
 def test_the_printed_table_adds_up(capsys):
     plan_loop(LoopCommand(machine=Machine(device="cuda")))
     lines = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()[2:]]
-    numbers = [[float(cell.replace(",", "")) for cell in line[1:]] for line in lines
-               if line[-1].replace(",", "").isdigit()]
+    numbers = [
+        [float(cell.replace(",", "")) for cell in line[1:]]
+        for line in lines
+        if line[-1].replace(",", "").isdigit()
+    ]
     at = next(n for n, line in enumerate(lines) if line[-1] == "of")  # "and the largest of"
     for stage in (0, 1, 2):
         held, phases = ([row[stage] for row in part] for part in (numbers[:at], numbers[at:-1]))

@@ -22,7 +22,13 @@ from test_tree import trajectories
 import minidpo.model.head
 from minidpo.config import DPO
 from minidpo.data.batch import batch_scores
-from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, pair_loss_of, score_all
+from minidpo.learning.preferences import (
+    Preferences,
+    pair_batches,
+    pair_loss,
+    pair_loss_of,
+    score_all,
+)
 from minidpo.memory import lora, nf4, quantised, recompute
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.machine import Machine
@@ -34,7 +40,11 @@ from minidpo.system.tensors import fingerprint
 
 ROOT = Path(__file__).parents[2]
 V = 53
-ODD = {"vocab": V, "hidden_size": 24, "intermediate_size": 37}  # 888 weights: 13 blocks and a piece of one
+ODD = {
+    "vocab": V,
+    "hidden_size": 24,
+    "intermediate_size": 37,
+}  # 888 weights: 13 blocks and a piece of one
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 KINDS = [FrozenLinear, FrozenTable]
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,7 +100,9 @@ def test_each_tensor_is_what_encode_makes_of_the_plain_one(tmp_path, stored, tie
     assert sum(name.endswith(".codes") for name in loaded) == 2 * 7 + 2 - tied
 
 
-def test_a_tied_checkpoint_that_repeats_its_head_is_read_and_one_that_contradicts_it_refused(folder):
+def test_a_tied_checkpoint_that_repeats_its_head_is_read_and_one_that_contradicts_it_refused(
+    folder,
+):
     model = load_quantised(folder, torch.float32)
     head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     edit(folder / "model.safetensors", **{"lm_head.weight": head.clone()})
@@ -102,7 +114,9 @@ def test_a_tied_checkpoint_that_repeats_its_head_is_read_and_one_that_contradict
 
 
 @both
-def test_the_model_computes_in_the_dtype_asked_for_is_frozen_and_has_memory_of_its_own(folder, dtype):
+def test_the_model_computes_in_the_dtype_asked_for_is_frozen_and_has_memory_of_its_own(
+    folder, dtype
+):
     model = load_quantised(folder, dtype)
     assert model(IDS).dtype == model.head(model(IDS)).dtype == dtype
     assert all(not weight.requires_grad and weight.dtype == dtype for weight in model.parameters())
@@ -111,16 +125,27 @@ def test_the_model_computes_in_the_dtype_asked_for_is_frozen_and_has_memory_of_i
     assert fingerprint(model.state_dict()) == before
 
 
-@pytest.mark.parametrize("name", [
-    "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight",
-    "model.layers.0.self_attn.q_proj.bias"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+    ],
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path, name, value):
     path = write(tmp_path, tie_word_embeddings=False) / "model.safetensors"
     weight = load_file(path)[name]
     weight.view(-1)[-1] = value
     edit(path, **{name: weight})
-    refused(f"model.safetensors: tensor {name} holds values that are not finite", tmp_path, torch.float32)
+    refused(
+        f"model.safetensors: tensor {name} holds values that are not finite",
+        tmp_path,
+        torch.float32,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
@@ -143,27 +168,43 @@ print(memory_mib("VmHWM") - before, sum(part.nbytes for part in model.state_dict
 """
 
 
-@pytest.mark.parametrize("cached, scale", [
-    (True, 1), *(pytest.param(cached, 2, marks=pytest.mark.slow) for cached in (True, False))])
+@pytest.mark.parametrize(
+    "cached, scale",
+    [(True, 1), *(pytest.param(cached, 2, marks=pytest.mark.slow) for cached in (True, False))],
+)
 def test_loading_holds_the_result_and_the_one_tensor_at_hand(folder, tmp_path, cached, scale):
     """At scale 1, 198 MiB in bf16 become 71. Above them there is the largest tensor, 40 MiB, and the tiles at
     work, at most 10 MiB. Making a cache adds the pages of the part that is written, 22 MiB; reading it there
     is no tensor at hand but a part of 20 MiB. A tenth of the checkpoint is the margin for what the allocator
     keeps."""
     with torch.device("meta"):
-        config = ModelConfig(20_480 * scale, 1_024, 9_216 * scale, 2, 8, 2, tie_word_embeddings=False)
-        shapes = {name: tuple(weight.shape) for name, weight in Transformer(config).state_dict().items()}
-    some = torch.randn(20_480 * scale * 1_024, generator=torch.Generator().manual_seed(0)).bfloat16()
+        config = ModelConfig(
+            20_480 * scale, 1_024, 9_216 * scale, 2, 8, 2, tie_word_embeddings=False
+        )
+        shapes = {
+            name: tuple(weight.shape) for name, weight in Transformer(config).state_dict().items()
+        }
+    some = torch.randn(
+        20_480 * scale * 1_024, generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     big = tmp_path / "big"
     big.mkdir()
-    tensors = {name: some[:torch.Size(shape).numel()].view(shape).clone() for name, shape in shapes.items()}
+    tensors = {
+        name: some[: torch.Size(shape).numel()].view(shape).clone()
+        for name, shape in shapes.items()
+    }
     size, largest = (f(weight.nbytes for weight in tensors.values()) / 2**20 for f in (sum, max))
     save_file(tensors, big / "model.safetensors", {"format": "pt"})
     (big / "config.json").write_text(json.dumps({"model_type": "qwen2", **asdict(config)}))
     cache = [tmp_path / "cache"] if cached else []
     for more in (largest + 22, 20 * scale) if cached else (largest,):
-        done = subprocess.run([sys.executable, "-c", HUNGRY, folder, big, *cache], cwd=ROOT,
-                              capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", HUNGRY, folder, big, *cache],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         peak, result = map(float, done.stdout.split())
         assert peak < result + more + size / 10 < size
 
@@ -180,14 +221,20 @@ def test_a_second_load_reads_the_same_from_the_cache_alone(tmp_path, monkeypatch
     reader = quantised.open_weights
     monkeypatch.setattr(quantised, "open_weights", lambda path: opened.append(path) or reader(path))
     assert same(first, load_quantised(tmp_path / "model", torch.float32, cache=tmp_path / "cache"))
-    assert len(opened) == 4 + (not tied) and {path.parent for path in opened} == {tmp_path / "cache"}
+    assert len(opened) == 4 + (not tied) and {path.parent for path in opened} == {
+        tmp_path / "cache"
+    }
     assert content(tmp_path / "cache") == before
 
 
-@pytest.mark.parametrize("first, then", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(
+    "first, then", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
 def test_a_cache_serves_every_compute_dtype(folder, tmp_path, first, then):
     load_quantised(folder, first, cache=tmp_path / "cache")
-    assert same(load_quantised(folder, then, cache=tmp_path / "cache"), load_quantised(folder, then))
+    assert same(
+        load_quantised(folder, then, cache=tmp_path / "cache"), load_quantised(folder, then)
+    )
 
 
 def test_weights_from_a_cache_live_in_memory_of_their_own(folder, tmp_path):
@@ -202,8 +249,13 @@ def test_weights_from_a_cache_live_in_memory_of_their_own(folder, tmp_path):
 def test_stopped_at_any_file_the_next_load_completes_the_cache(folder, tmp_path, monkeypatch):
     whole = load_quantised(folder, torch.float32, cache=tmp_path / "whole")
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert names == ["index.json", "model.embed_tokens.safetensors", "model.layers.0.safetensors",
-                     "model.layers.1.safetensors", "model.norm.safetensors"]
+    assert names == [
+        "index.json",
+        "model.embed_tokens.safetensors",
+        "model.layers.0.safetensors",
+        "model.layers.1.safetensors",
+        "model.norm.safetensors",
+    ]
     replace = os.replace
     for n in range(len(names)):
         cache, done = tmp_path / f"stopped-{n}", []
@@ -222,7 +274,8 @@ def test_stopped_at_any_file_the_next_load_completes_the_cache(folder, tmp_path,
         assert same(load_quantised(folder, torch.float32, cache=cache), whole)
         assert same(load_quantised(folder, torch.float32, cache=cache), whole)
         assert {name: data for name, (data, _) in content(cache).items()} == {
-            name: data for name, (data, _) in content(tmp_path / "whole").items()}
+            name: data for name, (data, _) in content(tmp_path / "whole").items()
+        }
 
 
 KILLED = """
@@ -275,15 +328,29 @@ def other_version(folder, monkeypatch):
     monkeypatch.setattr(quantised, "VERSION", "0")
 
 
-@pytest.mark.parametrize("change", [
-    other_weights, other_weights_of_the_same_date, other_config, other_version, same_weights_of_another_date])
-def test_a_cache_of_something_else_is_refused_and_left_as_it_is(folder, tmp_path, monkeypatch, change):
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_weights,
+        other_weights_of_the_same_date,
+        other_config,
+        other_version,
+        same_weights_of_another_date,
+    ],
+)
+def test_a_cache_of_something_else_is_refused_and_left_as_it_is(
+    folder, tmp_path, monkeypatch, change
+):
     cache = tmp_path / "cache"
     load_quantised(folder, torch.float32, cache=cache)
     before = content(cache)
     change(folder, monkeypatch)
-    refused(f"{cache}: holds quantised weights of another checkpoint .* or of another version", folder,
-            torch.float32, cache=cache)
+    refused(
+        f"{cache}: holds quantised weights of another checkpoint .* or of another version",
+        folder,
+        torch.float32,
+        cache=cache,
+    )
     assert content(cache) == before
 
 
@@ -303,8 +370,12 @@ def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, pa
     path.write_bytes({"empty": b"", "cut": data[:-1], "junk": b"\xff" * len(data)}.get(damage, b""))
     if damage == "gone":
         path.unlink()
-    refused(f"^{path}: not a complete safetensors file .*; delete the folder {path.parent},", folder,
-            torch.float32, cache=tmp_path / "cache")
+    refused(
+        f"^{path}: not a complete safetensors file .*; delete the folder {path.parent},",
+        folder,
+        torch.float32,
+        cache=tmp_path / "cache",
+    )
     shutil.rmtree(tmp_path / "cache")
     assert same(load_quantised(folder, torch.float32, cache=tmp_path / "cache"), model)
 
@@ -316,7 +387,9 @@ def test_a_flipped_bit_is_noticed_and_a_cache_without_checksums_is_read(folder, 
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    refused(f"^{path}: is damaged, .*; delete the folder {cache},", folder, torch.float32, cache=cache)
+    refused(
+        f"^{path}: is damaged, .*; delete the folder {cache},", folder, torch.float32, cache=cache
+    )
     data[-1] ^= 1
     path.write_bytes(data.replace(b'"crc32"', b'"older"'))  # what earlier versions wrote
     assert same(load_quantised(folder, torch.float32, cache=cache), model)
@@ -326,12 +399,18 @@ def test_a_part_that_is_another_ones_is_refused_with_what_to_do(folder, tmp_path
     """Another block of this model, and this block of a wider one."""
     cache = tmp_path / "cache"
     load_quantised(folder, torch.float32, cache=cache)
-    load_quantised(write(tmp_path / "wider", intermediate_size=39), torch.float32, cache=tmp_path / "other")
+    load_quantised(
+        write(tmp_path / "wider", intermediate_size=39), torch.float32, cache=tmp_path / "other"
+    )
     path = cache / "model.layers.1.safetensors"
     for wrong in (cache / "model.layers.0.safetensors", tmp_path / "other" / path.name):
         shutil.copy(wrong, path)
-        refused(f"^{path}: does not hold this part of the model; delete the folder {cache},", folder,
-                torch.float32, cache=cache)
+        refused(
+            f"^{path}: does not hold this part of the model; delete the folder {cache},",
+            folder,
+            torch.float32,
+            cache=cache,
+        )
 
 
 def test_a_folder_that_cannot_be_made_is_an_os_error(folder, tmp_path):
@@ -351,7 +430,9 @@ def test_a_full_disk_is_an_os_error_that_names_the_file_and_leaves_nothing_half(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(caught.value) and f"{cache}/model." in str(caught.value)
     assert list(cache.iterdir()) == []
-    assert same(load_quantised(folder, torch.float32, cache=cache), load_quantised(folder, torch.float32))
+    assert same(
+        load_quantised(folder, torch.float32, cache=cache), load_quantised(folder, torch.float32)
+    )
 
 
 # the model
@@ -376,7 +457,9 @@ def gradients(model):
 
 @either
 @both
-def test_the_expanded_model_is_a_plain_one_that_computes_the_same_bit_for_bit(tmp_path, dtype, tied):
+def test_the_expanded_model_is_a_plain_one_that_computes_the_same_bit_for_bit(
+    tmp_path, dtype, tied
+):
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
     expanded = plain(quantised)
     assert tiny.is_quantised(quantised) and not tiny.is_quantised(expanded)
@@ -404,8 +487,14 @@ def test_expanding_writes_one_matrix_at_a_time_and_drops_its_codes(folder, monke
     dense = {kind: kind.dense for kind in (NF4Matrix, Int8Matrix)}
     codes = [weakref.ref(model.get_submodule(name).weight.codes) for name in names]
     for kind in dense:
-        monkeypatch.setattr(kind, "dense", lambda self, kind=kind: (
-            alive.append(sum(ref() is not None for ref in codes)), dense[kind](self))[1])
+        monkeypatch.setattr(
+            kind,
+            "dense",
+            lambda self, kind=kind: (
+                alive.append(sum(ref() is not None for ref in codes)),
+                dense[kind](self),
+            )[1],
+        )
     expand(model)
     assert alive == list(range(len(names), 0, -1))
 
@@ -435,14 +524,23 @@ def test_recomputing_the_blocks_changes_no_bit_of_the_gradients(folder, dtype):
 
 def pairs():
     rows = trajectories(5, 4)
-    return Preferences(rows, [f"row {i}" for i in range(4)], [("task", i // 2) for i in range(4)],
-                       [(0, 1), (3, 2)], [True, True])
+    return Preferences(
+        rows,
+        [f"row {i}" for i in range(4)],
+        [("task", i // 2) for i in range(4)],
+        [(0, 1), (3, 2)],
+        [True, True],
+    )
 
 
 def dpo_step(model):
     """A step of DPO against the adapter as it began: loss and gradients, and what AdamW makes of it."""
     lora.attach(model, lora.LoRAConfig(rank=3), torch.Generator().manual_seed(0))
-    data, settings, budget = pairs(), pair_loss_of(DPO()), Machine(micro_tokens=100, tree_tokens=100)
+    data, settings, budget = (
+        pairs(),
+        pair_loss_of(DPO()),
+        Machine(micro_tokens=100, tree_tokens=100),
+    )
     ref = score_all(model, data, settings, budget)
     for layer in lora.layers(model).values():  # some steps later
         torch.nn.init.normal_(layer.lora_B, std=0.02, generator=torch.Generator().manual_seed(1))
@@ -460,7 +558,9 @@ def dpo_step(model):
 @either
 @both
 @pytest.mark.parametrize("rows", [1_000, 7])
-def test_a_step_of_dpo_on_it_is_the_step_on_the_expanded_model(tmp_path, monkeypatch, dtype, tied, rows):
+def test_a_step_of_dpo_on_it_is_the_step_on_the_expanded_model(
+    tmp_path, monkeypatch, dtype, tied, rows
+):
     """Bit for bit with the head in one piece; in pieces of 7 rows of its 53, but for a sum's rounding."""
     monkeypatch.setattr(minidpo.model.head, "TILE", rows * ODD["hidden_size"])
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
@@ -480,7 +580,9 @@ def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatc
     monkeypatch.setattr(minidpo.model.head, "TILE", 5 * ODD["hidden_size"])
     monkeypatch.setattr(nf4, "TILE", 128)
     model = adapted(load_quantised(folder, torch.bfloat16), rank=1)
-    smallest = min(module.weight.numel() for module in model.modules() if type(module) is FrozenLinear)
+    smallest = min(
+        module.weight.numel() for module in model.modules() if type(module) is FrozenLinear
+    )
     with Large(smallest) as large:
         hidden = model(IDS[:1, :5])[0]
         minidpo.model.head.token_logps(hidden, model.head_weight, IDS[0, 1:6]).sum().backward()
@@ -516,11 +618,15 @@ def test_an_adapter_is_not_merged_into_codes_but_into_what_they_are_expanded_to(
 
 
 @either
-def test_its_weights_are_counted_as_those_of_the_plain_model_and_its_bytes_as_they_are(tmp_path, tied):
+def test_its_weights_are_counted_as_those_of_the_plain_model_and_its_bytes_as_they_are(
+    tmp_path, tied
+):
     write(tmp_path, tie_word_embeddings=tied)
     told = {}
-    for kind, model in (("plain", checkpoint.load(tmp_path, torch.bfloat16)),
-                        ("quantised", load_quantised(tmp_path, torch.bfloat16))):
+    for kind, model in (
+        ("plain", checkpoint.load(tmp_path, torch.bfloat16)),
+        ("quantised", load_quantised(tmp_path, torch.bfloat16)),
+    ):
         first, *lines = lora.describe(adapted(model)).splitlines()
         told[kind] = [first, *([line.split()[:2] for line in lines])]
         size = sum(part.nbytes for part in model.state_dict().values()) / 2**20

@@ -17,9 +17,17 @@ few = settings(max_examples=settings.default.max_examples // 5)
 
 def tiny(seed=0, width=16, blocks=2):
     torch.manual_seed(seed)
-    return Transformer(ModelConfig(vocab_size=11, hidden_size=width, intermediate_size=24,
-                                   num_hidden_layers=blocks, num_attention_heads=4, num_key_value_heads=2,
-                                   tie_word_embeddings=True))
+    return Transformer(
+        ModelConfig(
+            vocab_size=11,
+            hidden_size=width,
+            intermediate_size=24,
+            num_hidden_layers=blocks,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+    )
 
 
 def loss_and_gradients(model, seed, ids, mask=None):
@@ -28,14 +36,20 @@ def loss_and_gradients(model, seed, ids, mask=None):
     loss = model.head(model(ids, mask=mask)).logsumexp(-1).mean()
     loss.backward()
     after = torch.rand(1)  # the random state that the next step finds
-    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None), after]
+    return [
+        loss.detach(),
+        *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+        after,
+    ]
 
 
 def problem(seed, T, dropout, masked):
     """A model, with an adapter that does something unless `dropout` is None, token ids and a mask."""
     model = tiny(seed)
     if dropout is not None:
-        lora.attach(model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed))
+        lora.attach(
+            model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed)
+        )
         for layer in lora.layers(model).values():
             torch.nn.init.normal_(layer.lora_B)
     ids = torch.randint(11, (2, T))

@@ -42,18 +42,24 @@ def by_hand(q, k, v, grad, mask):
     q, k, v = tensors = [t.detach().requires_grad_() for t in (q, k, v)]
     share = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-    weights = (q @ k.mT / q.shape[-1]**0.5).masked_fill(~mask[:, None], -torch.inf).softmax(-1)
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask[:, None], -torch.inf).softmax(-1)
     y = weights @ v
     return y.detach(), *torch.autograd.grad(y, tensors, grad)
 
 
 def numbers(generator, B, H, K, T, S, dtype=torch.float64, D=8):
-    return [torch.randn(B, heads, length, D, generator=generator).to(dtype)
-            for heads, length in ((H, T), (K, S), (K, S), (H, T))]
+    return [
+        torch.randn(B, heads, length, D, generator=generator).to(dtype)
+        for heads, length in ((H, T), (K, S), (K, S), (H, T))
+    ]
 
 
-shapes = st.tuples(st.integers(1, 3), st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)]), st.integers(1, 13),
-                   st.integers(1, 13))
+shapes = st.tuples(
+    st.integers(1, 3),
+    st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)]),
+    st.integers(1, 13),
+    st.integers(1, 13),
+)
 
 
 @given(seeds, shapes)
@@ -80,8 +86,12 @@ def test_pytorch_s_kernel_agrees_on_trees(seed, branches, T):
     mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
     inputs = numbers(generator, 1, 4, 2, *mask.shape[1:])
     like = torch.zeros(1, mask.shape[1], 1, dtype=torch.float64)
-    torch.testing.assert_close(with_gradients(*inputs, query_blocks(mask, like)),
-                               with_gradients(*inputs, additive_mask(mask, like)), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        with_gradients(*inputs, query_blocks(mask, like)),
+        with_gradients(*inputs, additive_mask(mask, like)),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 @given(seeds, st.integers(2, 6), st.integers(1, 9))
@@ -105,8 +115,10 @@ def test_a_tree_of_eight_branches_costs_less_than_a_third_of_its_square():
     parts = query_blocks(mask, torch.zeros(1, T, 1))
     queries = [part.at_queries[2] for part in parts]
     cost = sum((rows.stop - rows.start) * mask[0, rows].any(0).sum() for rows in queries)
-    assert cost == sum((rows.stop - rows.start) * (part.shared + part.added.shape[1])
-                       for rows, part in zip(queries, parts))
+    assert cost == sum(
+        (rows.stop - rows.start) * (part.shared + part.added.shape[1])
+        for rows, part in zip(queries, parts)
+    )
     assert cost < T * T / 3
 
 
@@ -117,7 +129,9 @@ def test_bf16_is_within_its_own_rounding(causal):
     inputs = numbers(generator, 1, 4, 2, *mask.shape[1:], dtype=torch.bfloat16, D=64)
     like = torch.zeros(1, mask.shape[1], 1, dtype=torch.bfloat16)
     exact = by_hand(*(t.double() for t in inputs), mask)
-    for found, right in zip(with_gradients(*inputs, query_blocks(None if causal else mask, like)), exact):
+    for found, right in zip(
+        with_gradients(*inputs, query_blocks(None if causal else mask, like)), exact
+    ):
         assert found.dtype == torch.bfloat16
         assert (found.double() - right).norm() < 2**-7 * right.norm()
 

@@ -13,7 +13,14 @@ from minidpo.memory.loading import open_chat
 from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message, default_system
 
 CHAT = tiny.chat()
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>assistant\n", "\n", "é"]
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_end|>\n<|im_start|>assistant\n",
+    "\n",
+    "é",
+]
 texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(SPECIAL)), max_size=4).map("".join)
 others = st.builds(Message, st.sampled_from(["system", "user", "tool"]), texts)
 
@@ -38,8 +45,10 @@ def test_the_ids_spell_the_text_of_qwen2s_own_template(oracles):
             continue
         if messages[0].role != "system":
             messages.insert(0, Message("system", SYSTEM_DEFAULT))
-        spelled = [CHAT.tokenizer.decode(ids, skip_special_tokens=False)
-                   for ids in (CHAT.dialogue(messages).ids, CHAT.prompt(messages))]
+        spelled = [
+            CHAT.tokenizer.decode(ids, skip_special_tokens=False)
+            for ids in (CHAT.dialogue(messages).ids, CHAT.prompt(messages))
+        ]
         assert spelled == [case["text"], case["generation_prompt"]], name
 
 
@@ -140,7 +149,9 @@ def test_a_token_that_its_file_does_not_call_special_is_text_on_a_page_all_the_s
 
 def test_a_tokenizer_with_the_tokens_of_both_formats_talks_as_its_template_does():
     both = Tokenizer.from_str(tiny.tokenizer_json())
-    both.add_special_tokens(["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
+    both.add_special_tokens(
+        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    )
     assert Chat(both, TEMPLATES["templates"]["qwen2"]["template"]).format is CHATML
     assert Chat(both, "{{ '<|start_header_id|>' }}").format is Chat(both).format is LLAMA3
 
@@ -166,11 +177,14 @@ TEMPLATES = json.loads((Path(__file__).parents[1] / "oracles" / "templates.json"
 def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name, said):
     tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
     if name.startswith("llama"):
-        tokenizer.add_special_tokens(["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
-                                      "<|eot_id|>"])
+        tokenizer.add_special_tokens(
+            ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+        )
     case = TEMPLATES["templates"][name]
     chat = Chat(tokenizer, case["template"])
-    messages = [Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]]
+    messages = [
+        Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]
+    ]
     assert chat.decode([*chat.prompt(messages), chat.end]) == case["texts"][said]
 
 

@@ -19,9 +19,16 @@ positions = st.integers(0, 5_000)
 
 def tiny(seed, heads=4, groups=2, layers=2, tied=False, theta=10_000.0):
     torch.manual_seed(seed)
-    config = ModelConfig(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
-                         num_attention_heads=heads, num_key_value_heads=groups, rope_theta=theta,
-                         tie_word_embeddings=tied)
+    config = ModelConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        rope_theta=theta,
+        tie_word_embeddings=tied,
+    )
     model = Transformer(config).double().requires_grad_(False)
     for weight in model.parameters():
         weight.normal_(std=0.4)
@@ -52,10 +59,14 @@ def test_rotation_keeps_norms(seed, position, D):
 
 @given(seeds, positions, positions, st.integers(1, 5_000))
 def test_a_query_and_a_key_see_only_how_far_apart_they_are(seed, m, n, shift):
-    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, k = torch.randn(
+        2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
     def product(m, n):
-        turn = [rotary_angles(torch.tensor([position]), 8, 1e4, torch.float64) for position in (m, n)]
+        turn = [
+            rotary_angles(torch.tensor([position]), 8, 1e4, torch.float64) for position in (m, n)
+        ]
         return (rotate(q, *turn[0]) * rotate(k, *turn[1])).sum()
 
     torch.testing.assert_close(product(m, n), product(m + shift, n + shift), rtol=0, atol=1e-9)
@@ -152,12 +163,23 @@ def test_rmsnorm_of_bf16_is_computed_in_fp32_and_given_back_in_bf16():
     assert norm(x).dtype == torch.bfloat16 and (norm(x) == 1).all()
 
 
-@pytest.mark.parametrize(("change", "says"), [({"num_attention_heads": 3}, "not a multiple"),
-                                              ({"num_key_value_heads": 3}, "not a multiple"),
-                                              ({"hidden_size": 36}, "head_dim 9 is odd")])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_attention_heads": 3}, "not a multiple"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"hidden_size": 36}, "head_dim 9 is odd"),
+    ],
+)
 def test_a_shape_that_does_not_divide_is_refused(change, says):
-    shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
-             "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {
+        "vocab_size": 8,
+        "hidden_size": 16,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     with pytest.raises(ValueError, match=says):
         ModelConfig(**{**shape, **change})
 
@@ -224,7 +246,11 @@ def test_gradients_of_every_weight_are_those_of_transformers(reference):
     model.zero_grad()
     nll.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    wanted = {name.removeprefix("grad."): value for name, value in values.items() if name.startswith("grad.")}
+    wanted = {
+        name.removeprefix("grad."): value
+        for name, value in values.items()
+        if name.startswith("grad.")
+    }
     assert gradients.keys() == wanted.keys()
     for name in wanted:
         close(gradients[name], wanted[name])
@@ -256,8 +282,8 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
             for _ in range(16):
                 row.append(int(model.head(model(torch.tensor([row]))[0, -1]).argmax()))
     for b, (row, prompt) in enumerate(zip(rows, prompts)):
-        assert row[len(prompt):] == values[f"row{b}.greedy_16"].tolist()
-        assert row[len(prompt):] == values["left.greedy_16"][b].tolist()
+        assert row[len(prompt) :] == values[f"row{b}.greedy_16"].tolist()
+        assert row[len(prompt) :] == values["left.greedy_16"][b].tolist()
 
 
 @pytest.mark.parametrize("shape", [(4, 2, True, 1e4), (4, 4, False, 1e6), (2, 1, False, 500.0)])
@@ -276,10 +302,18 @@ def test_transformers_reads_our_files_and_computes_our_logits(tmp_path, shape):
 def test_we_read_the_files_of_transformers_and_compute_its_logits(tmp_path, tied):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(6)
-    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 777.0}))
+    theirs = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            vocab_size=23,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=tied,
+            rope_parameters={"rope_type": "default", "rope_theta": 777.0},
+        )
+    )
     theirs.save_pretrained(tmp_path, max_shard_size="20kB")
     model, ids = load(tmp_path), tokens(6, 2, 30)
     close(model.head(model(ids)), theirs(ids).logits)

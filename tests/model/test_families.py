@@ -48,7 +48,9 @@ def family(request, tmp_path):
 def assert_theirs(model, case):
     with torch.no_grad():
         logits = model.head(model(torch.tensor([case["ids"]])))[0][case["at"]]
-    torch.testing.assert_close(logits.double(), torch.tensor(case["logits"]).double(), rtol=0, atol=5e-5)
+    torch.testing.assert_close(
+        logits.double(), torch.tensor(case["logits"]).double(), rtol=0, atol=5e-5
+    )
 
 
 def test_logits_are_those_of_transformers(family):
@@ -74,8 +76,16 @@ def test_an_adapter_learns_beside_four_bits_of_every_family(family):
     assert all(weight.grad is not None for weight in lora.parameters(model))
 
 
-def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, quantise=gguf.quantize,
-               split="qwen2", users="", without=()):
+def write_gguf(
+    path,
+    case,
+    kind=gguf.GGMLQuantizationType.F32,
+    divisors=None,
+    quantise=gguf.quantize,
+    split="qwen2",
+    users="",
+    without=(),
+):
     """The file that llama.cpp's converter would have written, less the metadata named in `without`. users: a
     token that its user added."""
     config, arch = case["config"], case["config"]["model_type"]
@@ -96,8 +106,12 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, qu
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
-    writer.add_token_merges([" ".join(pair) for pair in json.loads(vocabulary.to_str())["model"]["merges"]])
-    writer.add_token_types([3 if token.startswith("<|") else 4 if token == users else 1 for token in tokens])
+    writer.add_token_merges(
+        [" ".join(pair) for pair in json.loads(vocabulary.to_str())["model"]["merges"]]
+    )
+    writer.add_token_types(
+        [3 if token.startswith("<|") else 4 if token == users else 1 for token in tokens]
+    )
     writer.add_chat_template("{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}")
     short = {long: name for name, long in NAMES.items()}
     for name, weight in weights_of(case).items():
@@ -112,8 +126,11 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, qu
             weight = weight.view(n, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
         array = weight.float().contiguous().numpy()
         wanted = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(stored, (quantise if array.ndim == 2 else gguf.quantize)(array, wanted),
-                          raw_dtype=wanted)
+        writer.add_tensor(
+            stored,
+            (quantise if array.ndim == 2 else gguf.quantize)(array, wanted),
+            raw_dtype=wanted,
+        )
     if divisors is not None:
         writer.add_tensor(gguf_file.ROPE_FACTORS, divisors.numpy())
     for key in without:
@@ -134,16 +151,23 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, name):
     assert read_config(path)[0].tie_word_embeddings == case["config"]["tie_word_embeddings"]
 
 
-def test_llama_3s_scaling_is_told_from_what_the_file_divides_by_and_no_other_is_taken_for_it(tmp_path):
+def test_llama_3s_scaling_is_told_from_what_the_file_divides_by_and_no_other_is_taken_for_it(
+    tmp_path,
+):
     case = CASES["llama3"]
     theta, D = case["config"]["rope_parameters"]["rope_theta"], case["config"]["head_dim"]
     scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
     frequency = 1 / theta ** (torch.arange(0, D, 2) / D)
     divisors = frequency / stretched(frequency, scaling)
     assert divisors.min() == 1 and divisors.max() == 32 and len(divisors.unique()) > 2
-    assert read_config(write_gguf(tmp_path / "3.2.gguf", case, divisors=divisors))[0].rope_scaling == scaling
+    assert (
+        read_config(write_gguf(tmp_path / "3.2.gguf", case, divisors=divisors))[0].rope_scaling
+        == scaling
+    )
     other = write_gguf(tmp_path / "other.gguf", case, divisors=divisors.sqrt())
-    with pytest.raises(ValueError, match="other.gguf: rope_freqs.weight is no scaling of Llama 3's"):
+    with pytest.raises(
+        ValueError, match="other.gguf: rope_freqs.weight is no scaling of Llama 3's"
+    ):
         read_config(other)
 
 
@@ -155,7 +179,9 @@ def test_a_file_that_turns_a_part_of_each_head_is_refused(tmp_path, monkeypatch)
         return D // 2 if key.endswith("rope.dimension_count") else known(path, key, default)
 
     monkeypatch.setattr(gguf_file, "value", value)
-    with pytest.raises(ValueError, match=f"part.gguf: llama.rope.dimension_count is {D // 2}, and only"):
+    with pytest.raises(
+        ValueError, match=f"part.gguf: llama.rope.dimension_count is {D // 2}, and only"
+    ):
         read_config(path)
 
 
@@ -163,8 +189,13 @@ def test_a_file_that_turns_a_part_of_each_head_is_refused(tmp_path, monkeypatch)
 def test_a_scaling_without_a_type_is_linear_and_refused_as_such(tmp_path, monkeypatch, key):
     path, known = write_gguf(tmp_path / "long.gguf", CASES["llama"]), gguf_file.value
     for factor, says in ((1.0, None), (4.0, "linear")):
-        monkeypatch.setattr(gguf_file, "value", lambda path, asked, default=None: (
-            factor if asked.endswith(key) else known(path, asked, default)))
+        monkeypatch.setattr(
+            gguf_file,
+            "value",
+            lambda path, asked, default=None: (
+                factor if asked.endswith(key) else known(path, asked, default)
+            ),
+        )
         with pytest.raises(ValueError, match=says) if says else contextlib.nullcontext():
             read_config(path)
 
@@ -176,14 +207,19 @@ def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_pa
     model = load(base).requires_grad_(False)
     lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0))
     for weight in lora.parameters(model):
-        torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(weight.numel()))
+        torch.nn.init.normal_(
+            weight, std=0.3, generator=torch.Generator().manual_seed(weight.numel())
+        )
     lora.save(model, tmp_path / "adapter", str(base))
     export_merged(str(base), tmp_path / "adapter", machine, tmp_path / "merged")
     ids = torch.tensor([CASES["qwen2"]["ids"]])
     torch.testing.assert_close(load(tmp_path / "merged")(ids), model(ids))
     merged, chat = Chat.load(tmp_path / "merged"), Chat.load(base)
     asked = [Message("user", "naïve 12 <|im_end|>")]
-    assert merged.prompt(asked) == chat.prompt(asked) and merged.system == chat.system == "You are small."
+    assert (
+        merged.prompt(asked) == chat.prompt(asked)
+        and merged.system == chat.system == "You are small."
+    )
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
@@ -193,7 +229,9 @@ def test_quantised_blocks_are_the_numbers_that_gguf_reads(tmp_path, kind):
     weights = load(path).state_dict()
     for tensor in gguf.GGUFReader(path).tensors:
         name = gguf_file.hub_name(tensor.name)
-        theirs = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape)))
+        theirs = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(
+            tuple(reversed(tensor.shape))
+        )
         np.testing.assert_array_equal(weights[name].numpy(), theirs)
 
 
@@ -203,13 +241,20 @@ def test_a_gguf_files_tokenizer_and_template_are_its_own(tmp_path):
     text = "naïve 你好 12 <|im_end|>\n\n x"
     assert chat.encode(text) == ours.encode(text) and chat.decode(chat.encode(text)) == text
     said = chat.prompt([Message("user", "Hi")])
-    assert chat.decode(said).startswith("<|im_start|>system\nYou are small.<|im_end|>\n<|im_start|>user\nHi")
+    assert chat.decode(said).startswith(
+        "<|im_start|>system\nYou are small.<|im_end|>\n<|im_start|>user\nHi"
+    )
     assert set(SPLITS) == {"qwen2", "llama-bpe", "smollm"}
 
 
-@pytest.mark.parametrize("split, numbers, composed", [
-    ("qwen2", ["1", "2", "3", "4", "5"], True), ("llama-bpe", ["123", "45"], False),
-    ("smollm", ["1", "2", "3", "4", "5"], False)])
+@pytest.mark.parametrize(
+    "split, numbers, composed",
+    [
+        ("qwen2", ["1", "2", "3", "4", "5"], True),
+        ("llama-bpe", ["123", "45"], False),
+        ("smollm", ["1", "2", "3", "4", "5"], False),
+    ],
+)
 def test_a_gguf_files_text_is_cut_as_the_name_of_its_split_says(tmp_path, split, numbers, composed):
     """Qwen2's composes letters and accents before; Llama 3's takes a whole word that it knows as it is."""
     path = write_gguf(tmp_path / "model.gguf", CASES["qwen2"], split=split, users="element")
@@ -217,8 +262,14 @@ def test_a_gguf_files_text_is_cut_as_the_name_of_its_split_says(tmp_path, split,
     assert [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str("12345")] == numbers
     assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) == composed
     assert json.loads(tokenizer.to_str())["model"]["ignore_merges"] == (split == "llama-bpe")
-    added = {token["content"]: token["special"] for token in json.loads(tokenizer.to_str())["added_tokens"]}
-    assert added == {"element": False, **dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)}
+    added = {
+        token["content"]: token["special"]
+        for token in json.loads(tokenizer.to_str())["added_tokens"]
+    }
+    assert added == {
+        "element": False,
+        **dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True),
+    }
     assert gguf_file.split_name(json.loads(tokenizer.to_str())["pre_tokenizer"]) == split
 
 
@@ -227,28 +278,41 @@ def test_what_a_gguf_file_leaves_out_is_what_the_format_says(tmp_path):
     case = {**CASES["llama"], "config": {**CASES["llama"]["config"]}}
     said = read_config(write_gguf(tmp_path / "whole.gguf", case))[0]
     assert said.num_key_value_heads < said.num_attention_heads and said.rope_theta != 10_000
-    path = write_gguf(tmp_path / "less.gguf", case, without=("llama.rope.freq_base",
-                                                             "llama.attention.head_count_kv"))
+    path = write_gguf(
+        tmp_path / "less.gguf",
+        case,
+        without=("llama.rope.freq_base", "llama.attention.head_count_kv"),
+    )
     config = gguf_file.config_of(path)
-    assert config["rope_theta"] == 10_000 and config["num_key_value_heads"] == said.num_attention_heads
+    assert (
+        config["rope_theta"] == 10_000 and config["num_key_value_heads"] == said.num_attention_heads
+    )
 
 
 def test_metadata_that_is_missing_or_unknown_is_named(tmp_path):
     case, path = CASES["qwen2"], tmp_path / "model.gguf"
-    with pytest.raises(ValueError, match="model.gguf: qwen2.block_count is missing from the metadata"):
+    with pytest.raises(
+        ValueError, match="model.gguf: qwen2.block_count is missing from the metadata"
+    ):
         gguf_file.config_of(write_gguf(path, case, without=("qwen2.block_count",)))
     other = tmp_path / "other.gguf"
-    with pytest.raises(ValueError, match="tokenizer 'gpt2' with pre-tokenizer 'gemma' is not implemented: "
-                                         "gpt2 with qwen2, llama-bpe, smollm"):
+    with pytest.raises(
+        ValueError,
+        match="tokenizer 'gpt2' with pre-tokenizer 'gemma' is not implemented: "
+        "gpt2 with qwen2, llama-bpe, smollm",
+    ):
         gguf_file.tokenizer_of(write_gguf(other, case, split="gemma"))
 
 
-@pytest.mark.parametrize("change, what", [
-    (lambda data: b"GGML" + data[4:], "not a whole GGUF file"),
-    (lambda data: data[:200], "not a whole GGUF file"),
-    (lambda data: data[:-500], "not a whole GGUF file"),
-    (lambda data: data.replace(b"qwen2", b"gemma"), "general.architecture is 'gemma'"),
-])
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda data: b"GGML" + data[4:], "not a whole GGUF file"),
+        (lambda data: data[:200], "not a whole GGUF file"),
+        (lambda data: data[:-500], "not a whole GGUF file"),
+        (lambda data: data.replace(b"qwen2", b"gemma"), "general.architecture is 'gemma'"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, change, what):
     whole = write_gguf(tmp_path / "whole.gguf", CASES["qwen2"]).read_bytes()
     (tmp_path / "bad.gguf").write_bytes(change(whole))
@@ -275,7 +339,11 @@ def test_smollm2_says_what_transformers_says_and_loses_no_page_to_a_byte_that_it
     assert chat.prompt([Message("user", theirs["question"])]) == theirs["prompt"]
     assert chat.decode(chat.encode("a\x04b\x13c")) == "abc"
     two_spaces = chat.tokenizer.token_to_id("ĠĠ")
-    assert chat.encode("a  12")[1:] == [two_spaces, *chat.encode("1"), *chat.encode("2")]  # digits first
+    assert chat.encode("a  12")[1:] == [
+        two_spaces,
+        *chat.encode("1"),
+        *chat.encode("2"),
+    ]  # digits first
     model = load(path).requires_grad_(False)
     logits = model.head(model(torch.tensor([theirs["prompt"]])))[0, -1]
     torch.testing.assert_close(logits[:64], torch.tensor(theirs["logits"]), rtol=0, atol=1e-4)

@@ -8,12 +8,18 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.memory.machine import memory_now
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.model.kvcache import KVCache, attend_rows
 
-CONFIG = ModelConfig(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                     num_attention_heads=4, num_key_value_heads=2)
+CONFIG = ModelConfig(
+    vocab_size=23,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 DIMS = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 3)
@@ -24,7 +30,9 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 def model():
     torch.manual_seed(1)
     model = Transformer(CONFIG).double().requires_grad_(False)
-    for layer in model.model.layers:  # biases and norms away from 0 and 1, where a lost one would not show
+    for (
+        layer
+    ) in model.model.layers:  # biases and norms away from 0 and 1, where a lost one would not show
         for name, weight in layer.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 weight.normal_()
@@ -45,19 +53,21 @@ def read(model, cache, rows):
     counts = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), int(counts.max())), 7)
     for b, row in enumerate(rows):
-        ids[b, :len(row)] = row
+        ids[b, : len(row)] = row
     cache.show(int(cache.lengths.max()) + ids.shape[1])
     hidden = model(ids, cache=cache)
     cache.lengths += counts
-    return [hidden[b, :len(row)] for b, row in enumerate(rows)]
+    return [hidden[b, : len(row)] for b, row in enumerate(rows)]
 
 
 @given(seeds, lengths, st.lists(st.integers(1, 4), max_size=6))
-def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(model, seed, sizes, cuts):
+def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(
+    model, seed, sizes, cuts
+):
     rows = rows_of(seed, sizes)
     cache, at, got = empty(len(rows)), 0, [[] for _ in rows]
     for cut in [*cuts, max(sizes)]:  # a row that has ended is fed padding, which counts for nothing
-        chunk = [row[at:at + cut] for row in rows]
+        chunk = [row[at : at + cut] for row in rows]
         if any(len(part) for part in chunk):
             for b, hidden in enumerate(read(model, cache, chunk)):
                 got[b].append(hidden)
@@ -67,9 +77,13 @@ def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_leng
     assert cache.lengths.tolist() == sizes
 
 
-@given(seeds, st.integers(1, 6), st.integers(0, 3), st.lists(st.integers(1, 6), min_size=1, max_size=3))
+@given(
+    seeds, st.integers(1, 6), st.integers(0, 3), st.lists(st.integers(1, 6), min_size=1, max_size=3)
+)
 @few
-def test_what_a_row_has_read_serves_others_which_forget_what_they_held(model, seed, shared, more, sizes):
+def test_what_a_row_has_read_serves_others_which_forget_what_they_held(
+    model, seed, shared, more, sizes
+):
     prompt, beyond, *rest = rows_of(seed, [shared, more, *sizes])
     cache = empty(len(rest) + 1)
     read(model, cache, [torch.cat([prompt, beyond]), *rest])
@@ -84,10 +98,14 @@ def test_what_a_row_has_read_serves_others_which_forget_what_they_held(model, se
 
 @given(seeds, st.lists(st.integers(1, 9), min_size=2, max_size=4), st.data())
 @few
-def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothing(model, seed, sizes, data):
+def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothing(
+    model, seed, sizes, data
+):
     rows = rows_of(seed, [size + 1 for size in sizes])
     cache = empty(len(rows))
-    for b in data.draw(st.permutations(range(len(rows)))):  # memory grows while others have read already
+    for b in data.draw(
+        st.permutations(range(len(rows)))
+    ):  # memory grows while others have read already
         cache.show(sizes[b])
         read(model, cache.rows(b, b + 1), [rows[b][:-1]])
     assert cache.lengths.tolist() == sizes
@@ -114,8 +132,13 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     cache.show(4)
     cache.lengths[0] = 2
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
-    assert cache.mask(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
-    assert cache.mask(1) is None and cache.mask(4) is None  # rows read one by one; all columns are new
+    assert cache.mask(2).int().tolist() == [
+        [[1, 1, 1, 0], [1, 1, 1, 1]],
+        [[1, 0, 0, 0], [1, 1, 0, 0]],
+    ]
+    assert (
+        cache.mask(1) is None and cache.mask(4) is None
+    )  # rows read one by one; all columns are new
 
 
 def test_a_pass_sees_the_columns_it_asks_for_and_memory_only_grows_in_whole_cache_lines():
@@ -123,8 +146,12 @@ def test_a_pass_sees_the_columns_it_asks_for_and_memory_only_grows_in_whole_cach
     for columns, room in ((90, 96), (5, 96), (97, 144), (200, 224)):
         cache.show(columns)
         assert cache.keys.shape == cache.values.shape == (2, 2, 2, room, 4)
-        assert cache.visible(1).shape == (2, 1, columns) == (2, *cache.rows(1, 2).visible(1).shape[1:])
-        assert columns < 97 or cache.keys[..., :96, :].min() == 1 and not cache.keys[..., 96:, :].any()
+        assert (
+            cache.visible(1).shape == (2, 1, columns) == (2, *cache.rows(1, 2).visible(1).shape[1:])
+        )
+        assert columns < 97 or (
+            cache.keys[..., :96, :].min() == 1 and not cache.keys[..., 96:, :].any()
+        )
         cache.keys[..., :96, :] = 1
         cache.lengths.fill_(96)
 
@@ -139,10 +166,18 @@ def threads(n):
         torch.set_num_threads(before)
 
 
-@given(seeds, st.integers(1, 3), st.integers(1, 7), st.sampled_from([16, 32, 64]),
-       st.lists(st.integers(1, 320) | st.just(77), min_size=1, max_size=9), st.integers(0, 99),
-       st.sampled_from([1, 2, 3]))
-def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared, D, sizes, more, cores):
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.integers(1, 7),
+    st.sampled_from([16, 32, 64]),
+    st.lists(st.integers(1, 320) | st.just(77), min_size=1, max_size=9),
+    st.integers(0, 99),
+    st.sampled_from([1, 2, 3]),
+)
+def test_a_row_attends_to_the_same_bits_alone_and_beside_others(
+    seed, K, shared, D, sizes, more, cores
+):
     """And it is softmax(q·k/√D)·v. Any number of threads, of queries a key, of columns behind a row."""
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(len(sizes), K, shared, D, generator=g)
@@ -151,10 +186,12 @@ def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared,
     with threads(cores):
         together = attend_rows(q, keys, values, range(len(sizes)), sizes)
         for b, size in enumerate(sizes):
-            k, v = keys[b:b + 1, :, :size], values[b:b + 1, :, :size]
-            assert torch.equal(attend_rows(q[b:b + 1], k, v, [0], [size])[0], together[b])
+            k, v = keys[b : b + 1, :, :size], values[b : b + 1, :, :size]
+            assert torch.equal(attend_rows(q[b : b + 1], k, v, [0], [size])[0], together[b])
             weights = (q[b].double() @ k[0].double().mT / D**0.5).softmax(-1)
-            torch.testing.assert_close(together[b].double(), weights @ v[0].double(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                together[b].double(), weights @ v[0].double(), rtol=1e-5, atol=1e-5
+            )
 
 
 def test_columns_that_no_token_was_written_to_take_no_memory():
@@ -175,6 +212,7 @@ def test_columns_that_no_token_was_written_to_take_no_memory():
 def test_a_step_reads_what_a_kernel_returns_in_any_layout(model, monkeypatch):
     """CUDA's memory-efficient attention returns (B,T,H,D) in memory, transposed; one that is not contiguous
     has no view as (B,H,1,D)."""
+
     def read_on(rows):
         cache = empty(len(rows))
         cache.row_by_row = False  # as on a GPU
@@ -183,7 +221,12 @@ def test_a_step_reads_what_a_kernel_returns_in_any_layout(model, monkeypatch):
 
     rows, plain = rows_of(5, [4, 7, 2]), F.scaled_dot_product_attention
     expected = read_on(rows)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **options: plain(
-        *args, **options).transpose(1, 2).contiguous().transpose(1, 2))
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *args, **options: (
+            plain(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)
+        ),
+    )
     for got, wanted in zip(read_on(rows), expected, strict=True):
         assert torch.equal(got, wanted)

@@ -27,7 +27,9 @@ from minidpo.model.step_graphs import StepGraphs
 
 V, STOP = 23, 4
 MODEL = tiny.model(vocab=V)
-EXACT = tiny.model(vocab=V, dtype=torch.float64)  # for laws of which rounding must not be an exception
+EXACT = tiny.model(
+    vocab=V, dtype=torch.float64
+)  # for laws of which rounding must not be an exception
 PACKED = pack(tiny.model(vocab=V, intermediate_size=64))  # widths of whole vectors, as Qwen2's are
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=25)
@@ -36,8 +38,13 @@ without_guesses = mock.patch.object(Guesses, "next", lambda *_: ())
 
 def requests_of(seed, sizes, budget=8):
     g = torch.Generator().manual_seed(seed)
-    return [Request(tuple(torch.randint(V, (size,), generator=g).tolist()),
-                    tuple(torch.rand(budget, generator=g, dtype=torch.float64).tolist())) for size in sizes]
+    return [
+        Request(
+            tuple(torch.randint(V, (size,), generator=g).tolist()),
+            tuple(torch.rand(budget, generator=g, dtype=torch.float64).tolist()),
+        )
+        for size in sizes
+    ]
 
 
 def plain(model, request, temperature=1.0, top_p=1.0):
@@ -49,7 +56,7 @@ def plain(model, request, temperature=1.0, top_p=1.0):
         logps.append(logits.log_softmax(-1)[0, ids[-1]].item())
         if ids[-1] == STOP:
             break
-    return tuple(ids[len(request.ids):]), logps
+    return tuple(ids[len(request.ids) :]), logps
 
 
 def ids_of(answers):
@@ -65,7 +72,9 @@ def test_a_batch_one_by_one_and_a_plain_pass_without_a_cache_say_the_same(temper
     assert ids_of(together) == ids_of(alone) == [ids for ids, _ in expected]
     for answer, (_, logps) in zip(together, expected):
         assert answer.logps == pytest.approx(logps, abs=1e-5)
-    assert temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1  # rows end at different times
+    assert (
+        temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1
+    )  # rows end at different times
 
 
 @few
@@ -85,8 +94,10 @@ def test_going_on_from_what_a_row_has_read_and_written_is_reading_everything_ane
     news = requests_of(seed + 1, [new for _, new in sizes])
     sampler = Sampler(EXACT, len(first), STOP)
     answers = all_of(sampler, first)
-    longer = [Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
-              for r, answer, new in zip(first, answers, news)]
+    longer = [
+        Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
+        for r, answer, new in zip(first, answers, news)
+    ]
     on = []
     reads = read_sizes(lambda: on.extend(all_of(sampler, longer)))
     anew = generate(EXACT, longer, STOP)
@@ -94,7 +105,7 @@ def test_going_on_from_what_a_row_has_read_and_written_is_reading_everything_ane
     for a, b in zip(on, anew):
         assert a.logps == pytest.approx(b.logps, abs=1e-6)
     # a row reads its own last token, which it never read before, and what is new
-    assert reads[:len(sizes)] == [(1, 1 + new) for _, new in sizes]
+    assert reads[: len(sizes)] == [(1, 1 + new) for _, new in sizes]
 
 
 def all_of(sampler, requests, **options):
@@ -110,8 +121,10 @@ def all_of(sampler, requests, **options):
 def read_sizes(call):
     """The shapes of the ids that go through the model meanwhile."""
     shapes = []
-    hooks = [model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-             for model in (MODEL, EXACT)]
+    hooks = [
+        model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+        for model in (MODEL, EXACT)
+    ]
     try:
         call()
     finally:
@@ -128,7 +141,10 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
     sampler, answers = Sampler(PACKED, len(sizes), STOP), {}
     for row in data.draw(st.permutations(range(len(sizes)))):
-        other = (requests[row].ids[0] + 1) % V, *requests_of(seed + 1, [data.draw(st.integers(1, 50))])[0].ids
+        other = (
+            (requests[row].ids[0] + 1) % V,
+            *requests_of(seed + 1, [data.draw(st.integers(1, 50))])[0].ids,
+        )
         sampler.ask(row, Request(other, requests[row].uniforms))  # dropped in mid-answer
         for _ in range(data.draw(st.integers(0, 3))):
             answers |= sampler.step()
@@ -141,9 +157,11 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says(nano):
     """All rows lie in one memory, as wide as the longest needs: how wide must not show in the others."""
-    requests = {size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)}
+    requests = {
+        size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)
+    }
     for own in (250, 310, 500):
-        alone, = generate(nano, [requests[own]], STOP)
+        (alone,) = generate(nano, [requests[own]], STOP)
         for other in requests:
             assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
 
@@ -170,7 +188,8 @@ def step_of(model, cache, ids, rows):
 @given(seeds, st.integers(1, 64), st.sampled_from([60, 500, 4000]), st.sampled_from([1, 2, 3, 5]))
 @torch.inference_mode()
 def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_up_to_64(
-        nano, seed, rows, longest, cores):
+    nano, seed, rows, longest, cores
+):
     rows = min(rows, 8) if longest == 4000 else rows  # half a GiB otherwise
     config, g = nano.config, torch.Generator().manual_seed(seed)
     like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
@@ -198,8 +217,24 @@ class Lengths(TorchDispatchMode):
     by element or only moved, and the largest of many, which is exact in any order.
     """
 
-    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "constant_pad_nd", "copy_", "detach_", "embedding",
-             "gather", "index", "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
+    MOVES = {
+        "_to_copy",
+        "_unsafe_view",
+        "arange",
+        "cat",
+        "constant_pad_nd",
+        "copy_",
+        "detach_",
+        "embedding",
+        "gather",
+        "index",
+        "index_put_",
+        "masked_fill_",
+        "new_full",
+        "repeat",
+        "searchsorted",
+        "stack",
+    }
     EXACT = {"argmax", "max"}
 
     def __init__(self):
@@ -223,7 +258,9 @@ class Lengths(TorchDispatchMode):
             self.seen.add((name, args[0].shape[args[1]]))
         else:
             free = torch.Tag.pointwise in op.tags or op.is_view or name in self.MOVES | self.EXACT
-            assert free, f"{op}: does it add up over a length? Then it belongs above, else into MOVES"
+            assert free, (
+                f"{op}: does it add up over a length? Then it belongs above, else into MOVES"
+            )
         return result
 
 
@@ -245,8 +282,13 @@ def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
     """Which is what the bits of a row hang on, whatever the processor: each row adds up as it does alone."""
     alone = {size: lengths_of_a_step(PACKED, [size]) for size in (3, 40, 100, 300, 700)}
     assert {name for name, *_ in alone[40]} == {
-        "_scaled_dot_product_flash_attention_for_cpu", "_linear_pointwise", "mean", "_softmax",
-        "_log_softmax", "cumsum"}
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_linear_pointwise",
+        "mean",
+        "_softmax",
+        "_log_softmax",
+        "cumsum",
+    }
     for sizes in ([40, 40], [40, 100], [40, 700, 3], [40] + [300] * 7):
         assert lengths_of_a_step(PACKED, sizes) == set.union(*(alone[size] for size in sizes))
 
@@ -281,19 +323,27 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
     prefix, *rest = (r.ids for r in requests_of(seed, [start, *sizes]))
     uniforms = [r.uniforms for r in requests_of(seed + 1, [1] * (2 * len(sizes)))]
     asked = [Request((*prefix, *ids), u) for ids, u in zip(rest * 2, uniforms)]  # each prompt twice
-    sampler, again, answers = Sampler(EXACT, len(asked), STOP, prefix=prefix), {r.ids for r in asked}, []
+    sampler, again, answers = (
+        Sampler(EXACT, len(asked), STOP, prefix=prefix),
+        {r.ids for r in asked},
+        [],
+    )
     reads = read_sizes(lambda: answers.extend(all_of(sampler, asked)))
     assert ids_of(answers) == [generate(EXACT, [request], STOP)[0].ids for request in asked]
-    assert [shape for shape in reads if shape[0] == 1][:len(again)] == [
-        (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)]
-    assert all(shape[1] == 1 for shape in reads[len(again):])
+    assert [shape for shape in reads if shape[0] == 1][: len(again)] == [
+        (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)
+    ]
+    assert all(shape[1] == 1 for shape in reads[len(again) :])
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 @few
-@given(seeds, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([0.0, 0.3, 1.0]))
+@given(
+    seeds, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([0.0, 0.3, 1.0])
+)
 def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_steps(
-        seed, sizes, share_of_lies):
+    seed, sizes, share_of_lies
+):
     """The answers are known here, so a guess is right or a lie as the test wants it."""
     requests, rng = requests_of(seed, sizes, budget=12), random.Random(seed)
     with without_guesses:
@@ -302,8 +352,10 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
 
     def guess(_, prompt, ids, most):
         known = prompt + ids
-        text = next(text for text in texts if text[:len(known)] == known)
-        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(known):][:most])
+        text = next(text for text in texts if text[: len(known)] == known)
+        return tuple(
+            (token + (rng.random() < share_of_lies)) % V for token in text[len(known) :][:most]
+        )
 
     with mock.patch.object(Guesses, "next", guess), mock.patch.object(sampling, "DRAWN", 3 * V):
         sampler, steps, answers = Sampler(PACKED, len(sizes), STOP), 0, {}
@@ -330,8 +382,8 @@ def test_a_long_prompt_beside_it_takes_nothing_of_what_a_row_has_guessed(steps):
         expected = all_of(Sampler(PACKED, 2, -1), [short, long])
 
     def guess(_, prompt, ids, most):
-        answer, = (a for r, a in zip((short, long), expected) if r.ids == prompt)
-        return answer.ids[len(ids):len(ids) + most]
+        (answer,) = (a for r, a in zip((short, long), expected) if r.ids == prompt)
+        return answer.ids[len(ids) : len(ids) + most]
 
     with mock.patch.object(Guesses, "next", guess):
         sampler, answers = Sampler(PACKED, 2, -1), {}
@@ -366,7 +418,10 @@ def test_what_has_been_said_once_takes_two_passes():
         return Transformer.forward(PACKED, *args, **kwargs)
 
     with mock.patch.object(PACKED, "forward", forward):
-        for expected in (2 + 11, 2):  # two prompts and a token each; then eight: the first has no guess
+        for expected in (
+            2 + 11,
+            2,
+        ):  # two prompts and a token each; then eight: the first has no guess
             passes.clear()
             all_of(sampler, requests)
             assert len(passes) == expected
@@ -386,25 +441,37 @@ def test_so_many_answers_are_remembered(monkeypatch):
     memory = Guesses(others=True)
     for n in range(0, 1000, 10):
         memory.learn([n, n + 1], range(n + 2, n + 10))
-        assert len(memory.after) <= 20 + 7 and memory.next([n, n + 1, n + 2], [], 3) == (n + 3, n + 4, n + 5)
+        assert len(memory.after) <= 20 + 7 and memory.next([n, n + 1, n + 2], [], 3) == (
+            n + 3,
+            n + 4,
+            n + 5,
+        )
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 @few
 @example(0, [1, 1, 1], [1, 2, 2, 1])
-@given(seeds, st.lists(st.integers(1, 30), min_size=1, max_size=4),
-       st.lists(st.integers(1, 3), min_size=4, max_size=4))
+@given(
+    seeds,
+    st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    st.lists(st.integers(1, 3), min_size=4, max_size=4),
+)
 def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, ways):
     """Rows are asked in mid-answer, and each guess is right: the answers are known."""
     prefix = requests_of(seed, [5])[0].ids
-    both = [[r._replace(ids=prefix + r.ids) for r in requests_of(seed + n, sizes, budget=10)] for n in (1, 2)]
+    both = [
+        [r._replace(ids=prefix + r.ids) for r in requests_of(seed + n, sizes, budget=10)]
+        for n in (1, 2)
+    ]
     with without_guesses:
         expected = [all_of(Sampler(PACKED, len(sizes), STOP, prefix=prefix), part) for part in both]
-    texts = [(*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)]
+    texts = [
+        (*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)
+    ]
 
     def guess(_, prompt, ids, most):
         known = prompt + ids
-        return next(text for text in texts if text[:len(known)] == known)[len(known):][:most]
+        return next(text for text in texts if text[: len(known)] == known)[len(known) :][:most]
 
     with mock.patch.object(Guesses, "next", guess):
         sampler, answers = Sampler(PACKED, len(sizes), STOP, prefix=prefix), {}
@@ -439,8 +506,11 @@ def as_on_a_gpu(model, rows, **changes):
 
 
 @few
-@given(seeds, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=5),
-       st.integers(1, 60))
+@given(
+    seeds,
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=5),
+    st.integers(1, 60),
+)
 def test_prompts_read_together_and_replayed_steps_say_the_same(seed, sizes, budget):
     first = requests_of(seed, [prompt for prompt, _ in sizes])
     first += first[:2]  # a prompt that is asked twice at once
@@ -450,8 +520,10 @@ def test_prompts_read_together_and_replayed_steps_say_the_same(seed, sizes, budg
         patch.setattr(step_graphs, "COLUMNS", 16)
         sampler = as_on_a_gpu(EXACT, len(first))
         answers = all_of(sampler, first)
-        longer = [Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
-                  for r, answer, new in zip(first, answers, news)]
+        longer = [
+            Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
+            for r, answer, new in zip(first, answers, news)
+        ]
         again = all_of(sampler, longer)
     for requests, said in ((first, answers), (longer, again)):
         alone = [generate(EXACT, [request], STOP)[0] for request in requests]
@@ -494,8 +566,11 @@ def test_on_a_gpu_prompts_wait_until_they_are_a_quarter_of_those_that_write(monk
     requests, read = requests_of(5, [4] * 9, budget=20), []
     sampler = as_on_a_gpu(EXACT, 9)
     sampler.stop = -1
-    monkeypatch.setattr(sampler, "_read", lambda rows, texts, plain=sampler._read: (
-        read.append(list(rows)), plain(rows, texts)))
+    monkeypatch.setattr(
+        sampler,
+        "_read",
+        lambda rows, texts, plain=sampler._read: (read.append(list(rows)), plain(rows, texts)),
+    )
     for row in range(5):
         sampler.ask(row, requests[row])
     sampler.step()
@@ -509,13 +584,14 @@ def test_on_a_gpu_prompts_wait_until_they_are_a_quarter_of_those_that_write(monk
     while sampler.busy:
         answers |= sampler.step()
     assert ids_of(answers[row] for row in range(7)) == [
-        generate(EXACT, [request], -1)[0].ids for request in requests[:7]]
+        generate(EXACT, [request], -1)[0].ids for request in requests[:7]
+    ]
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("more", [3, 10])
 def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more):
-    first, = requests_of(5, [6], budget=30)
+    (first,) = requests_of(5, [6], budget=30)
     longer = Request(first.ids + requests_of(6, [more])[0].ids, first.uniforms[:5])
     sampler = as_on_a_gpu(EXACT, 2) if gpu else Sampler(EXACT, 2, STOP)
     sampler.stop = -1
@@ -578,9 +654,13 @@ def test_a_prompt_is_read_anew_only_when_no_row_holds_it_any_more(gpu):
 
 def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     requests = requests_of(2, [3, 9, 1, 6], budget=10)
-    answers = generate(MODEL, requests, STOP, temperature=0.7)  # they are of temperature 1 all the same
-    rows = [Dialogue([*r.ids, *a.ids], [-1] * len(r.ids) + [0] * len(a.ids))
-            for r, a in zip(requests, answers)]
+    answers = generate(
+        MODEL, requests, STOP, temperature=0.7
+    )  # they are of temperature 1 all the same
+    rows = [
+        Dialogue([*r.ids, *a.ids], [-1] * len(r.ids) + [0] * len(a.ids))
+        for r, a in zip(requests, answers)
+    ]
     trained = batch_logps(MODEL, collate([row] for row in rows))
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
 
@@ -592,8 +672,26 @@ def test_a_row_that_has_finished_takes_the_next_request_at_once():
     shapes = read_sizes(lambda: answers.extend(generate(MODEL, requests, -1, max_rows=2)))
     assert [len(answer.ids) for answer in answers] == budgets
     # (rows, new tokens) of each pass: a prompt has two, a step one for each row that goes on writing
-    assert shapes == [(1, 2), (1, 2), (1, 1), (1, 2), (2, 1), (2, 1), (1, 1), (1, 2), (1, 1), (1, 2), (1, 1),
-                      (1, 2), (1, 1), (1, 2), (1, 1), (1, 2), (1, 1), (1, 1)]
+    assert shapes == [
+        (1, 2),
+        (1, 2),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (2, 1),
+        (1, 1),
+        (1, 2),
+        (1, 1),
+        (1, 2),
+        (1, 1),
+        (1, 2),
+        (1, 1),
+        (1, 2),
+        (1, 1),
+        (1, 2),
+        (1, 1),
+        (1, 1),
+    ]
 
 
 @few
@@ -608,7 +706,7 @@ def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
 
 
 def test_a_prompt_whose_reading_was_interrupted_is_read_when_it_is_asked_again(monkeypatch):
-    request, = requests_of(3, [5], budget=4)
+    (request,) = requests_of(3, [5], budget=4)
     sampler = Sampler(MODEL, 2, STOP, temperature=0.0)
 
     def interrupted(*_, **__):
@@ -639,17 +737,23 @@ def test_no_requests_have_no_answers_and_nothing_cannot_be_answered():
 def draws(logits, n=400, temperature=1.0, top_p=1.0):
     """How often each token comes for uniforms in the middle of n equal parts of [0, 1)."""
     u = (torch.arange(n).double() + 0.5) / n
-    return torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
+    return (
+        torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
+    )
 
 
 def test_each_row_can_have_a_temperature_of_its_own():
     g = torch.Generator().manual_seed(5)
     logits, u = torch.randn(60, V, generator=g), torch.rand(60, generator=g, dtype=torch.float64)
     several = torch.tensor([0.0, 0.5, 1.0, 2.0] * 15)
-    expected = [pick(logits[n:n + 1], u[n:n + 1], several[n].item(), 0.8).item() for n in range(60)]
+    expected = [
+        pick(logits[n : n + 1], u[n : n + 1], several[n].item(), 0.8).item() for n in range(60)
+    ]
     assert pick(logits, u, several, 0.8).tolist() == expected
     assert len({tuple(pick(logits, u, t, 0.8).tolist()) for t in (0.0, 0.5, 1.0, 2.0)}) == 4
-    requests = [r._replace(temperature=t) for r, t in zip(requests_of(1, [5] * 4), (0.0, 0.5, 1.0, 2.0))]
+    requests = [
+        r._replace(temperature=t) for r, t in zip(requests_of(1, [5] * 4), (0.0, 0.5, 1.0, 2.0))
+    ]
     answers = generate(EXACT, requests, STOP, 3.0)
     assert ids_of(answers) == [plain(EXACT, r, r.temperature)[0] for r in requests]
 
@@ -673,7 +777,9 @@ def test_top_p_keeps_the_fewest_most_probable_tokens_with_that_mass(seed, size, 
 
 @example(0, 1, 1 - 2**-53, 1.0)
 @given(seeds, st.integers(1, 9), st.floats(0.0, 1.0, exclude_max=True), st.floats(0.1, 1.0))
-def test_temperature_0_takes_the_most_probable_token_and_so_does_the_least_top_p(seed, size, u, temperature):
+def test_temperature_0_takes_the_most_probable_token_and_so_does_the_least_top_p(
+    seed, size, u, temperature
+):
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(seed))
     best, u = logits.argmax(-1), torch.tensor([u]).double()
     assert torch.equal(pick(logits, u, 0.0, 1.0), best)
@@ -692,5 +798,5 @@ def test_uniform_numbers_reach_the_choice_in_full_precision():
     """A head that gives every token the same probability, and the last uniform below 1: the last token."""
     flat = tiny.model(vocab=V)
     flat.model.embed_tokens.weight.zero_()
-    answer, = generate(flat, [Request((1,), (1 - 2**-53, 0.0))], STOP)
+    (answer,) = generate(flat, [Request((1,), (1 - 2**-53, 0.0))], STOP)
     assert answer.ids == (V - 1, 0)

@@ -89,12 +89,28 @@ def content_with_a_large_margin(pc, pr, rc, rr):
     return -F.logsigmoid((0.1 * ((pc - rc) - (pr - rr))).clamp(max=12))
 
 
-WRONG = {function.__name__: function for function in (
-    squeezed, content_with_a_large_margin,
-    swapped_pair, mean_over_the_batch, whitened_over_the_batch, log_of_the_sigmoid, logit_cut_off,
-    rejected_without_gradient, reference_with_the_wrong_sign, reference_added, in_float32,
-    reference_negated_in_place, normal_instead_of_logistic, beta_forgotten, beta_before_the_logarithm,
-    beta_divides, beta_twice)}
+WRONG = {
+    function.__name__: function
+    for function in (
+        squeezed,
+        content_with_a_large_margin,
+        swapped_pair,
+        mean_over_the_batch,
+        whitened_over_the_batch,
+        log_of_the_sigmoid,
+        logit_cut_off,
+        rejected_without_gradient,
+        reference_with_the_wrong_sign,
+        reference_added,
+        in_float32,
+        reference_negated_in_place,
+        normal_instead_of_logistic,
+        beta_forgotten,
+        beta_before_the_logarithm,
+        beta_divides,
+        beta_twice,
+    )
+}
 
 BROKEN_BY = broken_by()
 # Law: losses that are wrong on purpose and that it is there to catch, where none of ours breaks it or more.
@@ -113,11 +129,9 @@ CATCHES = {
     laws.never_pulls_a_won_pair_back: "swapped_pair",
     laws.pulls_a_won_pair_further_however_large_its_margin: "content_with_a_large_margin",
     laws.still_pulls_a_pair_that_is_hopelessly_lost: "logit_cut_off log_of_the_sigmoid",
-    laws.pulls_in_proportion_to_the_chance_of_being_wrong:
-        "normal_instead_of_logistic content_with_a_large_margin",
+    laws.pulls_in_proportion_to_the_chance_of_being_wrong: "normal_instead_of_logistic content_with_a_large_margin",
     laws.reads_beta: "beta_forgotten",
-    laws.is_the_loss_at_beta_1_of_beta_times_the_log_probs:
-        "beta_forgotten beta_before_the_logarithm beta_divides",
+    laws.is_the_loss_at_beta_1_of_beta_times_the_log_probs: "beta_forgotten beta_before_the_logarithm beta_divides",
     laws.pulls_with_half_of_beta_at_first: "beta_forgotten beta_divides beta_twice",
 }
 
@@ -175,6 +189,9 @@ def test_the_table_has_every_law_and_every_loss():
     assert list(BROKEN_BY) == [law.__name__.replace("_", " ") for law in laws.LAWS]
     rows = [f"| law | {' | '.join(LOSSES)} |", f"| --- |{' :-: |' * len(LOSSES)}"]
     for law, words in zip(laws.LAWS, BROKEN_BY, strict=True):
-        marks = ["" if not asked(law, name) else "–" if name in breakers(law)[0] else "✓" for name in LOSSES]
+        marks = [
+            "" if not asked(law, name) else "–" if name in breakers(law)[0] else "✓"
+            for name in LOSSES
+        ]
         rows.append(f"| {' | '.join([words, *marks])} |")
     assert "\n".join(rows) in DOCUMENT.read_text()

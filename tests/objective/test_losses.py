@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidpo.objective.losses
-from minidpo.objective.losses import dpo_loss, log_ratio_gap, preference_metrics, sft_loss, value_weights
+from minidpo.objective.losses import (
+    dpo_loss,
+    log_ratio_gap,
+    preference_metrics,
+    sft_loss,
+    value_weights,
+)
 from minidpo.objective.scores import dmpo_weights, scores, sum_weights, turn_weights
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
@@ -44,7 +50,10 @@ def at_gap(h, beta, dtype=torch.float64):
 @given(logps, logps, betas)
 def test_dpo_is_exactly_log_2_where_the_policy_is_the_reference(chosen, rejected, beta):
     for dtype in (torch.float64, torch.float32):
-        chosen_, rejected_ = torch.tensor([chosen], dtype=dtype), torch.tensor([rejected], dtype=dtype)
+        chosen_, rejected_ = (
+            torch.tensor([chosen], dtype=dtype),
+            torch.tensor([rejected], dtype=dtype),
+        )
         loss = dpo_loss(chosen_, rejected_, chosen_, rejected_, beta)
         assert torch.equal(loss, torch.tensor([math.log(2)], dtype=dtype))
 
@@ -54,15 +63,19 @@ def test_dpo_ignores_a_shared_prompt_constant(quadruple, beta, constant):
     """Added to both policy or both reference log-probs: the partition function cancels."""
     pc, pr, rc, rr = f64(*quadruple)
     loss = dpo_loss(pc, pr, rc, rr, beta)
-    for moved in (dpo_loss(pc + constant, pr + constant, rc, rr, beta),
-                  dpo_loss(pc, pr, rc + constant, rr + constant, beta)):
+    for moved in (
+        dpo_loss(pc + constant, pr + constant, rc, rr, beta),
+        dpo_loss(pc, pr, rc + constant, rr + constant, beta),
+    ):
         torch.testing.assert_close(moved, loss, rtol=1e-9, atol=1e-9)
 
 
 @given(quadruples, betas)
 def test_the_probabilities_of_a_pair_and_of_its_swap_sum_to_1(quadruple, beta):
     pc, pr, rc, rr = f64(*quadruple)
-    probability = torch.exp(-dpo_loss(pc, pr, rc, rr, beta)) + torch.exp(-dpo_loss(pr, pc, rr, rc, beta))
+    probability = torch.exp(-dpo_loss(pc, pr, rc, rr, beta)) + torch.exp(
+        -dpo_loss(pr, pc, rr, rc, beta)
+    )
     torch.testing.assert_close(probability, torch.ones_like(pc), rtol=1e-12, atol=0)
 
 
@@ -94,8 +107,12 @@ def test_beta_only_scales_h(h, beta):
 def test_dpo_is_finite_in_fp32_for_beta_h_up_to_50000(h, beta):
     loss, slope = at_gap(h, beta, torch.float32)
     assert 0 <= loss < math.inf and -beta * (1 + 1e-6) <= slope <= 0
-    if beta * h < -20:  # far on the wrong side the loss is the line -β·h, not a constant and not infinite
-        assert math.isclose(loss, -beta * h, rel_tol=1e-6) and math.isclose(slope, -beta, rel_tol=1e-6)
+    if (
+        beta * h < -20
+    ):  # far on the wrong side the loss is the line -β·h, not a constant and not infinite
+        assert math.isclose(loss, -beta * h, rel_tol=1e-6) and math.isclose(
+            slope, -beta, rel_tol=1e-6
+        )
 
 
 @pytest.mark.parametrize("beta", [0.0, -0.1, math.inf, math.nan])
@@ -139,7 +156,9 @@ def test_micro_batches_of_sft_add_up_to_one_batch_in_value_and_gradient(seed, B,
 def test_sft_is_the_mean_over_tokens_not_over_trajectories():
     """Log-probs -1 -1 -1 and -5: the tokens' mean is 8/4 = 2, the trajectories' would be (1 + 5)/2 = 3."""
     segment, mask = torch.tensor([0, 0, 0, 1]), torch.ones(4, dtype=torch.bool)
-    policy_logp = scores(torch.tensor([-1.0, -1, -1, -5]), segment, sum_weights(mask, segment, 2), 2)
+    policy_logp = scores(
+        torch.tensor([-1.0, -1, -1, -5]), segment, sum_weights(mask, segment, 2), 2
+    )
     assert sft_loss(policy_logp, n_tokens=4).item() == 2.0
 
 
@@ -158,7 +177,7 @@ def test_the_first_turn_weighs_1_and_later_ones_less_and_less(n_turns, gamma):
     phi = turn_weights(n_turns, gamma).tolist()
     assert len(phi) == n_turns and math.isclose(phi[0], 1, rel_tol=1e-15)
     assert all(0 <= later <= earlier for earlier, later in zip(phi, phi[1:], strict=False))
-    if 1e-3 < gamma:  # below, high powers of gamma are equal: both 0
+    if gamma > 1e-3:  # below, high powers of gamma are equal: both 0
         assert all(later < earlier for earlier, later in zip(phi, phi[1:], strict=False))
 
 
@@ -167,12 +186,18 @@ def test_turn_weights_are_the_normalised_difference_of_powers(n_turns, gamma):
     """(γᵗ - γᴺ) / (1 - γᴺ) in exact fractions, to the 13th digit."""
     exact = Fraction(gamma)
     expected = [float((exact**t - exact**n_turns) / (1 - exact**n_turns)) for t in range(n_turns)]
-    torch.testing.assert_close(turn_weights(n_turns, gamma), torch.tensor(expected, dtype=torch.float64),
-                               rtol=1e-13, atol=1e-300)
+    torch.testing.assert_close(
+        turn_weights(n_turns, gamma),
+        torch.tensor(expected, dtype=torch.float64),
+        rtol=1e-13,
+        atol=1e-300,
+    )
 
 
 @given(st.integers(1, 30), near_1)
-def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone_at_0(n_turns, gamma):
+def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone_at_0(
+    n_turns, gamma
+):
     steps = torch.tensor([(n_turns - t) / n_turns for t in range(n_turns)], dtype=torch.float64)
     assert torch.equal(turn_weights(n_turns, 1.0), steps)
     assert (turn_weights(n_turns, gamma) - steps).abs().max() < n_turns * (1 - gamma) + 1e-14
@@ -183,7 +208,9 @@ def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone
 
 
 @given(seeds, st.integers(0, 20), st.integers(1, 4), gammas)
-def test_each_token_has_the_weight_of_its_turn_among_the_turns_of_its_own_trajectory(seed, T, n, gamma):
+def test_each_token_has_the_weight_of_its_turn_among_the_turns_of_its_own_trajectory(
+    seed, T, n, gamma
+):
     g = torch.Generator().manual_seed(seed)
     segment = torch.cat([torch.arange(n), torch.randint(n, (T,), generator=g)])
     turn = torch.randint(5, (n + T,), generator=g)
@@ -200,8 +227,9 @@ def test_dmpo_of_single_turns_is_dpo(seed, T, gamma):
     mask = torch.rand(T, generator=torch.Generator().manual_seed(seed)) < 0.5
     mask[0] = True
     zeros = torch.zeros(T, dtype=torch.int64)
-    torch.testing.assert_close(dmpo_weights(mask, zeros, 1, zeros, gamma), sum_weights(mask, zeros, 1),
-                               rtol=1e-15, atol=0)
+    torch.testing.assert_close(
+        dmpo_weights(mask, zeros, 1, zeros, gamma), sum_weights(mask, zeros, 1), rtol=1e-15, atol=0
+    )
 
 
 def test_dmpo_weighs_an_early_mistake_more_than_a_late_one():
@@ -220,7 +248,9 @@ def test_turn_weights_outside_their_range_are_refused(n_turns, gamma):
 
 def test_dmpo_refuses_a_trajectory_in_which_the_agent_wrote_nothing():
     with pytest.raises(ValueError, match="trajectory 1 of 2"):
-        dmpo_weights(torch.tensor([True, False]), torch.tensor([0, 1]), 2, torch.tensor([0, 0]), 0.5)
+        dmpo_weights(
+            torch.tensor([True, False]), torch.tensor([0, 1]), 2, torch.tensor([0, 0]), 0.5
+        )
 
 
 # What is logged
@@ -231,14 +261,20 @@ def test_the_margin_is_beta_h_and_the_rewards_difference_and_decides_the_accurac
     inputs = f64(*quadruple)
     metrics = preference_metrics(*inputs, beta)
     assert torch.equal(metrics["margin"], beta * log_ratio_gap(*inputs).detach())
-    torch.testing.assert_close(metrics["reward_chosen"] - metrics["reward_rejected"], metrics["margin"],
-                               rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        metrics["reward_chosen"] - metrics["reward_rejected"],
+        metrics["margin"],
+        rtol=1e-9,
+        atol=1e-9,
+    )
     assert metrics["accuracy"].item() == (metrics["margin"].item() > 0)
     assert not any(value.requires_grad for value in metrics.values())
 
 
 @given(logps, logps, betas)
-def test_before_the_first_step_rewards_margin_accuracy_and_mean_drop_are_exactly_0(chosen, rejected, beta):
+def test_before_the_first_step_rewards_margin_accuracy_and_mean_drop_are_exactly_0(
+    chosen, rejected, beta
+):
     metrics = preference_metrics(*f64(chosen, rejected, chosen, rejected), beta)
     for name in ("reward_chosen", "reward_rejected", "margin", "accuracy", "mean_drop"):
         assert metrics[name].item() == 0, name
@@ -251,7 +287,9 @@ def test_over_samples_of_the_reference_the_mean_drop_averages_to_their_kl():
     """
     ref, policy = torch.tensor([0.75, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
     mean_drop = preference_metrics(policy, policy, ref, ref, beta=1.0)["mean_drop"]
-    assert (ref.exp() * mean_drop).sum().item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert (ref.exp() * mean_drop).sum().item() == pytest.approx(
+        0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    )
     assert preference_metrics(*f64(-1.0, -3.0, -2.0, -2.0), beta=1.0)["mean_drop"].item() == 0
 
 
@@ -263,7 +301,9 @@ def test_the_docstrings_examples_are_true():
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=7), st.integers(1, 50))
-def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(counts, scale):
+def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(
+    counts, scale
+):
     values = torch.tensor(counts, dtype=torch.float64) / 8
     weight = value_weights(values)
     assert len(weight) == len(values) - 1 and (weight >= 0).all() and weight.isfinite().all()
@@ -281,5 +321,7 @@ def test_weighted_by_values_the_agents_actions_become_those_of_its_successes():
     weighed = policy * torch.cat([value_weights(torch.stack([before, after])) for after in solves])
     torch.testing.assert_close(weighed, torch.tensor([1 / 3, 0.0, 2 / 3]))
     for bad in (torch.tensor([1.0, -0.5]), torch.tensor([math.nan, 1.0])):
-        with pytest.raises(ValueError, match="value must be finite and >= 0|value must be finite, got nan"):
+        with pytest.raises(
+            ValueError, match="value must be finite and >= 0|value must be finite, got nan"
+        ):
             value_weights(bad)

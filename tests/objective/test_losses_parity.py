@@ -60,7 +60,9 @@ def reference():
 
 def side(reference, name, score):
     """Token log-probs (T,), a leaf; the scores (16,) made of them; where each trajectory begins; lengths."""
-    rows = [torch.tensor(row, dtype=torch.float64) for row in reference["inputs"][f"{name}_token_logps"]]
+    rows = [
+        torch.tensor(row, dtype=torch.float64) for row in reference["inputs"][f"{name}_token_logps"]
+    ]
     lengths = torch.tensor([len(row) for row in rows])
     tokens, segment = torch.cat(rows).requires_grad_(), torch.arange(16).repeat_interleave(lengths)
     make_weights = {"sum": sum_weights, "mean": mean_weights}[score]
@@ -88,16 +90,26 @@ def assert_agree(ours, theirs):
     torch.testing.assert_close(ours[known], theirs, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("theirs, weights", [("trl.kto.beta0.1", (1.0, 1.0)),
-                                             ("trl.kto.beta0.1.w1.0,1.33", (1.0, 1.33)),
-                                             ("trl.kto.beta0.1.kl_clamped", (1.0, 1.0))])
+@pytest.mark.parametrize(
+    "theirs, weights",
+    [
+        ("trl.kto.beta0.1", (1.0, 1.0)),
+        ("trl.kto.beta0.1.w1.0,1.33", (1.0, 1.33)),
+        ("trl.kto.beta0.1.kl_clamped", (1.0, 1.0)),
+    ],
+)
 def test_kto_agrees_with_trl(reference, theirs, weights):
     """TRL's KL is the mean log-ratio of mismatched completions, and 0 if policy and ref change seats."""
     inputs, expected = reference["inputs"], reference["losses"][theirs]
     seats = ("ref", "policy") if theirs.endswith("clamped") else ("policy", "ref")
-    kl = kto_baseline(*(torch.tensor(inputs[f"kto_kl_{who}_logps"], dtype=torch.float64) for who in seats))
+    kl = kto_baseline(
+        *(torch.tensor(inputs[f"kto_kl_{who}_logps"], dtype=torch.float64) for who in seats)
+    )
     assert math.isclose(kl.item(), expected["kl"], rel_tol=1e-12)
-    leaves = [torch.tensor(inputs[f"{name}_logps"], dtype=torch.float64).requires_grad_() for name in SIDES]
+    leaves = [
+        torch.tensor(inputs[f"{name}_logps"], dtype=torch.float64).requires_grad_()
+        for name in SIDES
+    ]
     loss = kto_loss(*leaves, 0.1, *weights, baseline=kl).mean()
     assert math.isclose(loss.item(), expected["loss"], rel_tol=1e-12)
     loss.backward()
@@ -108,8 +120,10 @@ def test_kto_agrees_with_trl(reference, theirs, weights):
 def test_ktos_sides_agree_with_halos(reference):
     inputs, expected = reference["inputs"], reference["losses"]["halos.kto.beta0.1"]
     leaves = [torch.tensor(inputs[f"{name}_logps"], dtype=torch.float64) for name in SIDES]
-    chosen, rejected = (2 * kto_loss(*leaves, 0.1, *weights, baseline=expected["kl"])
-                        for weights in ((1.0, 0.0), (0.0, 1.0)))
+    chosen, rejected = (
+        2 * kto_loss(*leaves, 0.1, *weights, baseline=expected["kl"])
+        for weights in ((1.0, 0.0), (0.0, 1.0))
+    )
     assert_agree(torch.cat([chosen, rejected]), expected["loss"])
 
 
@@ -117,8 +131,12 @@ def test_orpos_odds_term_agrees_with_liger(reference):
     chosen, rejected = (side(reference, name, "mean")[1].detach() for name in SIDES[:2])
     term = orpo_loss(chosen, rejected, None, None, odds_weight=0.1) + chosen
     # 1e-10: `term` is a difference of numbers up to 250
-    torch.testing.assert_close(term, torch.tensor(reference["losses"]["liger.orpo.beta0.1"]["loss"],
-                                                  dtype=torch.float64), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        term,
+        torch.tensor(reference["losses"]["liger.orpo.beta0.1"]["loss"], dtype=torch.float64),
+        rtol=1e-10,
+        atol=1e-13,
+    )
 
 
 def test_dpo_without_a_reference_and_on_mean_scores_agrees_with_trl(reference):
@@ -130,18 +148,28 @@ def test_dpo_without_a_reference_and_on_mean_scores_agrees_with_trl(reference):
     assert_agree(dpo_loss(*total[:2], zero, zero, beta=0.1), theirs["trl.cpo.cpo_sigmoid.beta0.1"])
     assert_agree(hinge_loss(*total[:2], zero, zero, beta=0.1), theirs["trl.cpo.cpo_hinge.beta0.1"])
     assert_agree(ipo_loss(*mean[:2], zero, zero, beta=0.1), theirs["trl.cpo.cpo_ipo.beta0.1"])
-    assert_agree(hinge_loss(*total[:2], zero, zero, 1.0), theirs["halos.slic_calibration.delta1.0.lambda0"])
+    assert_agree(
+        hinge_loss(*total[:2], zero, zero, 1.0), theirs["halos.slic_calibration.delta1.0.lambda0"]
+    )
     assert_agree(dpo_loss(*mean, beta=0.1), theirs["trl.dpo.sigmoid_norm.beta0.1"])
 
 
 def test_the_logged_quantities_are_those_of_trl(reference):
     """But for a tie: TRL adds row 0, policy = reference, up to a margin above 0 and counts 8 right, not 7."""
-    inputs = [torch.tensor(reference["inputs"][f"{name}_logps"], dtype=torch.float64)
-              for name in SIDES]
-    metrics = {name: value.mean().item() for name, value in preference_metrics(*inputs, beta=0.1).items()}
+    inputs = [
+        torch.tensor(reference["inputs"][f"{name}_logps"], dtype=torch.float64) for name in SIDES
+    ]
+    metrics = {
+        name: value.mean().item() for name, value in preference_metrics(*inputs, beta=0.1).items()
+    }
     trl = reference["losses"]["trl.dpo.sigmoid.beta0.1.batch"]["metrics"]
-    same = {"reward_chosen": "rewards/chosen", "reward_rejected": "rewards/rejected",
-            "margin": "rewards/margins", "logp_chosen": "logps/chosen", "logp_rejected": "logps/rejected"}
+    same = {
+        "reward_chosen": "rewards/chosen",
+        "reward_rejected": "rewards/rejected",
+        "margin": "rewards/margins",
+        "logp_chosen": "logps/chosen",
+        "logp_rejected": "logps/rejected",
+    }
     for ours, theirs in same.items():
         assert math.isclose(metrics[ours], trl[theirs], rel_tol=1e-12), ours
     assert metrics["accuracy"] == 7 / 16 and trl["rewards/accuracies"] == 8 / 16

@@ -8,11 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, entropy, gae,
-                                               group_advantages, kl_k1, kl_k3, leave_one_out_advantages,
-                                               state_advantages, value_loss)
-from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
-                                            step_reward_loss)
+from minidpo.objective.policy_gradient import (
+    adapted_coefficient,
+    clipped_loss,
+    entropy,
+    gae,
+    group_advantages,
+    kl_k1,
+    kl_k3,
+    leave_one_out_advantages,
+    state_advantages,
+    value_loss,
+)
+from minidpo.objective.reward_model import (
+    bradley_terry_loss,
+    calibration_error,
+    reliability,
+    step_reward_loss,
+)
 from minidpo.objective.scores import scores
 
 DOUBLE = torch.float64
@@ -27,8 +40,12 @@ bands = st.floats(0, 0.9)
 def grouped(draw, elements=rewards):
     """Rewards of some groups, and which group each is of, mixed up."""
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    group = torch.tensor(draw(st.permutations([g for g, size in enumerate(sizes) for _ in range(size)])))
-    reward = torch.tensor(draw(st.lists(elements, min_size=len(group), max_size=len(group))), dtype=DOUBLE)
+    group = torch.tensor(
+        draw(st.permutations([g for g, size in enumerate(sizes) for _ in range(size)]))
+    )
+    reward = torch.tensor(
+        draw(st.lists(elements, min_size=len(group), max_size=len(group))), dtype=DOUBLE
+    )
     return reward, group
 
 
@@ -38,16 +55,24 @@ def tensor(*numbers):
 
 # Advantages
 
-ADVANTAGES = pytest.mark.parametrize("advantage", [
-    group_advantages, lambda reward, group: group_advantages(reward, group, scale=False),
-    leave_one_out_advantages], ids=["grpo", "drgrpo", "rloo"])
+ADVANTAGES = pytest.mark.parametrize(
+    "advantage",
+    [
+        group_advantages,
+        lambda reward, group: group_advantages(reward, group, scale=False),
+        leave_one_out_advantages,
+    ],
+    ids=["grpo", "drgrpo", "rloo"],
+)
 
 
 @ADVANTAGES
 @given(grouped())
 def test_the_advantages_of_a_group_sum_to_0(advantage, case):
     reward, group = case
-    sums = torch.zeros(int(group.max()) + 1, dtype=DOUBLE).index_add(0, group, advantage(reward, group))
+    sums = torch.zeros(int(group.max()) + 1, dtype=DOUBLE).index_add(
+        0, group, advantage(reward, group)
+    )
     torch.testing.assert_close(sums, torch.zeros_like(sums), rtol=0, atol=1e-8)
 
 
@@ -56,13 +81,19 @@ def test_the_advantages_of_a_group_sum_to_0(advantage, case):
 def test_advantages_do_not_move_when_all_rewards_of_a_group_shift(advantage, case, shift):
     reward, group = case
     moved = reward + torch.where(group == 0, float(shift), 0.0)
-    torch.testing.assert_close(advantage(moved, group), advantage(reward, group), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        advantage(moved, group), advantage(reward, group), rtol=1e-9, atol=1e-9
+    )
 
 
 @ADVANTAGES
 @given(st.floats(-1e6, 1e6), st.integers(1, 7))
-def test_a_group_without_variance_has_no_advantage_not_even_a_rounding_error(advantage, reward, size):
-    same = torch.full((size,), reward)  # float32: the mean of equal numbers is not always that number
+def test_a_group_without_variance_has_no_advantage_not_even_a_rounding_error(
+    advantage, reward, size
+):
+    same = torch.full(
+        (size,), reward
+    )  # float32: the mean of equal numbers is not always that number
     assert not advantage(same, torch.zeros(size, dtype=torch.int64)).any()
 
 
@@ -80,9 +111,13 @@ def test_within_a_group_more_reward_is_more_advantage(advantage, case):
 @given(grouped(st.sampled_from([0.0, 1.0])), st.floats(0.1, 10))
 def test_with_the_std_the_scale_of_rewards_does_not_matter_and_without_it_is_kept(case, scale):
     reward, group = case
-    torch.testing.assert_close(group_advantages(scale * reward, group), group_advantages(reward, group))
-    torch.testing.assert_close(group_advantages(scale * reward, group, scale=False),
-                               scale * group_advantages(reward, group, scale=False))
+    torch.testing.assert_close(
+        group_advantages(scale * reward, group), group_advantages(reward, group)
+    )
+    torch.testing.assert_close(
+        group_advantages(scale * reward, group, scale=False),
+        scale * group_advantages(reward, group, scale=False),
+    )
 
 
 @given(grouped(st.integers(-8, 8).map(float)))
@@ -106,15 +141,25 @@ def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(case):
 @given(grouped(), unit)
 def test_a_state_seen_once_adds_nothing_and_weight_0_is_the_episodes_advantage(case, weight):
     reward, group = case
-    advantage, turns = group_advantages(reward, group), torch.arange(len(reward)).repeat_interleave(2)
+    advantage, turns = (
+        group_advantages(reward, group),
+        torch.arange(len(reward)).repeat_interleave(2),
+    )
     returns, alone = reward[turns], torch.arange(len(turns))
     assert torch.equal(state_advantages(advantage, turns, returns, alone, weight), advantage[turns])
-    assert torch.equal(state_advantages(advantage, turns, returns, alone // 3, 0.0), advantage[turns])
+    assert torch.equal(
+        state_advantages(advantage, turns, returns, alone // 3, 0.0), advantage[turns]
+    )
 
 
 def test_of_two_actions_in_one_state_the_one_that_solved_gains_and_the_sooner_more():
-    advantage = state_advantages(tensor(0, 0, 0), torch.arange(3), tensor(0.9, 0.5, 0.0),
-                                 torch.zeros(3, dtype=torch.int64), weight=1.0)
+    advantage = state_advantages(
+        tensor(0, 0, 0),
+        torch.arange(3),
+        tensor(0.9, 0.5, 0.0),
+        torch.zeros(3, dtype=torch.int64),
+        weight=1.0,
+    )
     torch.testing.assert_close(advantage, tensor(0.9, 0.5, 0.0) - 1.4 / 3)
 
 
@@ -126,17 +171,27 @@ def test_gae_is_returns_minus_values_at_lambda_1_and_the_td_error_at_0(steps, ga
     reward, value = tensor(*(r for r, _ in steps)), tensor(*(v for _, v in steps))
     following = torch.cat([value[1:], tensor(0)])
     torch.testing.assert_close(gae(reward, value, gamma, 0.0), reward + gamma * following - value)
-    returns = tensor(*(sum(gamma**(k - t) * float(reward[k]) for k in range(t, len(steps)))
-                       for t in range(len(steps))))
-    torch.testing.assert_close(gae(reward, value, gamma, 1.0), returns - value, rtol=1e-7, atol=1e-7)
+    returns = tensor(
+        *(
+            sum(gamma ** (k - t) * float(reward[k]) for k in range(t, len(steps)))
+            for t in range(len(steps))
+        )
+    )
+    torch.testing.assert_close(
+        gae(reward, value, gamma, 1.0), returns - value, rtol=1e-7, atol=1e-7
+    )
 
 
 @given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=8), unit, unit)
 def test_gae_is_the_sum_that_the_paper_writes(steps, gamma, lam):
     reward, value = tensor(*(r for r, _ in steps)), tensor(*(v for _, v in steps))
     delta = gae(reward, value, gamma, 0.0)
-    written = tensor(*(sum((gamma * lam)**(k - t) * float(delta[k]) for k in range(t, len(steps)))
-                       for t in range(len(steps))))
+    written = tensor(
+        *(
+            sum((gamma * lam) ** (k - t) * float(delta[k]) for k in range(t, len(steps)))
+            for t in range(len(steps))
+        )
+    )
     torch.testing.assert_close(gae(reward, value, gamma, lam), written, rtol=1e-7, atol=1e-7)
 
 
@@ -144,11 +199,13 @@ def test_gae_is_the_sum_that_the_paper_writes(steps, gamma, lam):
 def test_a_value_gains_nothing_by_leaving_the_band(value, old, returns, clip):
     loss = value_loss(tensor(value), tensor(old), tensor(returns), clip)
     plain = value_loss(tensor(value), tensor(value), tensor(returns), clip)
-    assert loss >= plain and math.isclose(plain, (value - returns)**2 / 2, abs_tol=1e-12)
+    assert loss >= plain and math.isclose(plain, (value - returns) ** 2 / 2, abs_tol=1e-12)
     if abs(value - old) <= clip:
         torch.testing.assert_close(loss, plain, rtol=1e-9, atol=1e-9)
     edge = min(max(value, old - clip), old + clip)
-    assert math.isclose(loss, max((value - returns)**2, (edge - returns)**2) / 2, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(
+        loss, max((value - returns) ** 2, (edge - returns) ** 2) / 2, rel_tol=1e-9, abs_tol=1e-9
+    )
 
 
 # PPO's ratio
@@ -164,19 +221,24 @@ def slope(logp, old, advantage, low, high):
 @given(logps, rewards, bands, bands)
 def test_on_fresh_episodes_the_gradient_is_reinforces(logp, advantage, low, high):
     low, high = max(low, 1e-6), max(high, 1e-6)  # at the very edge the two branches meet
-    assert clipped_loss(tensor(logp), tensor(logp), tensor(advantage), low, high).item() == -advantage
+    assert (
+        clipped_loss(tensor(logp), tensor(logp), tensor(advantage), low, high).item() == -advantage
+    )
     assert slope(logp, logp, advantage, low, high) == -advantage
 
 
 @given(logps, st.floats(-2, 2), rewards, bands, bands)
 def test_clipping_changes_nothing_inside_and_removes_outside_only_the_side_that_is_pushed_to(
-        logp, step, advantage, low, high):
+    logp, step, advantage, low, high
+):
     ratio = math.exp((logp + step) - logp)
     if min(abs(ratio - (1 - low)), abs(ratio - (1 + high))) < 1e-9:
         return  # the edge itself has two derivatives
     gone = (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low)
     expected = 0.0 if gone else -advantage * ratio
-    assert math.isclose(slope(logp + step, logp, advantage, low, high), expected, rel_tol=1e-9, abs_tol=1e-12)
+    assert math.isclose(
+        slope(logp + step, logp, advantage, low, high), expected, rel_tol=1e-9, abs_tol=1e-12
+    )
 
 
 @given(logps, st.floats(-2, 2), rewards, bands, bands)
@@ -191,11 +253,15 @@ def test_reinforce_with_a_group_baseline_is_a_score_with_the_advantage_as_weight
     """One linear map: with W = -A the score of `objective/scores` has PPO's gradient at the first step."""
     draw = torch.Generator().manual_seed(seed)
     segment = torch.arange(4).repeat_interleave(3)
-    advantage = group_advantages(torch.randn(4, generator=draw, dtype=DOUBLE), torch.tensor([0, 0, 1, 1]))
+    advantage = group_advantages(
+        torch.randn(4, generator=draw, dtype=DOUBLE), torch.tensor([0, 0, 1, 1])
+    )
     logp = -torch.rand(12, generator=draw, dtype=DOUBLE)
     gradients = []
-    for loss_of in (lambda leaf: scores(leaf, segment, -advantage[segment], 4).sum(),
-                    lambda leaf: clipped_loss(leaf, logp, advantage[segment], 0.2, 0.2).sum()):
+    for loss_of in (
+        lambda leaf: scores(leaf, segment, -advantage[segment], 4).sum(),
+        lambda leaf: clipped_loss(leaf, logp, advantage[segment], 0.2, 0.2).sum(),
+    ):
         leaf = logp.clone().requires_grad_()
         loss_of(leaf).backward()
         gradients.append(leaf.grad)
@@ -222,13 +288,19 @@ def test_whoever_wrote_the_tokens_the_entropy_is_the_policys_in_expectation(logi
     q = torch.log_softmax(p + torch.randn(len(p), generator=draw, dtype=DOUBLE), 0)
     true = -(p.exp() * p).sum()
     for writer in (p, q):
-        torch.testing.assert_close((writer.exp() * entropy(p, writer)).sum(), true, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            (writer.exp() * entropy(p, writer)).sum(), true, rtol=1e-9, atol=1e-12
+        )
 
 
 # On a bandit whose expectations can be written down
 
-BANDIT = st.integers(2, 5).flatmap(lambda n: st.tuples(
-    st.lists(st.floats(-2, 2), min_size=n, max_size=n), st.lists(st.floats(-1, 1), min_size=n, max_size=n)))
+BANDIT = st.integers(2, 5).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.floats(-2, 2), min_size=n, max_size=n),
+        st.lists(st.floats(-1, 1), min_size=n, max_size=n),
+    )
+)
 
 
 @given(BANDIT)
@@ -238,7 +310,10 @@ def test_the_policy_gradient_is_the_gradient_of_the_expected_reward(bandit):
     (torch.softmax(leaf, 0) * reward).sum().backward()
     other = logits.clone().requires_grad_()
     logp = torch.log_softmax(other, 0)
-    probability, baseline = logp.detach().exp(), (logp.detach().exp() * reward).sum()  # any baseline will do
+    probability, baseline = (
+        logp.detach().exp(),
+        (logp.detach().exp() * reward).sum(),
+    )  # any baseline will do
     (probability * clipped_loss(logp, logp.detach(), reward - baseline, 0.2, 0.2)).sum().backward()
     torch.testing.assert_close(other.grad, -leaf.grad, rtol=1e-9, atol=1e-12)
 
@@ -258,7 +333,9 @@ def test_dpo_ppo_with_kl_and_rlhf_agree_on_pi_ref_times_exp_r_over_beta(bandit, 
     leaf = best.clone().requires_grad_()
     policy = torch.log_softmax(leaf, 0)
     paid = reward - beta * kl_k1(best, ref)
-    (best.exp() * clipped_loss(policy, best, paid - (best.exp() * paid).sum(), 0.2, 0.2)).sum().backward()
+    (
+        best.exp() * clipped_loss(policy, best, paid - (best.exp() * paid).sum(), 0.2, 0.2)
+    ).sum().backward()
     torch.testing.assert_close(leaf.grad, torch.zeros_like(ref), rtol=0, atol=1e-9)
 
 
@@ -269,7 +346,9 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
     assert 0.98 - 1e-12 <= adapted / weight <= 1.02 + 1e-12
     near = target * 1.1
     assert math.isclose(adapted_coefficient(weight, near, target), weight * 1.01, rel_tol=1e-9)
-    assert math.isclose(adapted_coefficient(weight, 9 * target, target), weight * 1.02, rel_tol=1e-9)
+    assert math.isclose(
+        adapted_coefficient(weight, 9 * target, target), weight * 1.02, rel_tol=1e-9
+    )
 
 
 # Reward models
@@ -277,15 +356,25 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
 
 def judged(*cases):
     """Rewards of 50 pairs for each case (confidence, how many of them it has the right way round)."""
-    gaps = torch.cat([math.log(sure / (1 - sure)) * torch.where(torch.arange(50) < right, 1.0, -1.0)
-                      for sure, right in cases]).double()
+    gaps = torch.cat(
+        [
+            math.log(sure / (1 - sure)) * torch.where(torch.arange(50) < right, 1.0, -1.0)
+            for sure, right in cases
+        ]
+    ).double()
     return gaps + 3, torch.full_like(gaps, 3)
 
 
 def test_a_reward_model_that_is_right_as_often_as_it_is_sure_has_no_calibration_error():
-    for cases, error in (([(0.62, 31)], 0), ([(0.62, 31), (0.78, 39), (0.9, 45)], 0), ([(0.9, 25)], 0.4),
-                         ([(0.62, 39)], 0.16), ([(0.62, 39), (0.78, 31)], 0.16),  # bins do not cancel
-                         ([(0.9, 25), (0.62, 31)], 0.2), ([(1 - 1e-12, 50)], 0)):
+    for cases, error in (
+        ([(0.62, 31)], 0),
+        ([(0.62, 31), (0.78, 39), (0.9, 45)], 0),
+        ([(0.9, 25)], 0.4),
+        ([(0.62, 39)], 0.16),
+        ([(0.62, 39), (0.78, 31)], 0.16),  # bins do not cancel
+        ([(0.9, 25), (0.62, 31)], 0.2),
+        ([(1 - 1e-12, 50)], 0),
+    ):
         assert math.isclose(calibration_error(*judged(*cases)), error, abs_tol=1e-6)
 
 
@@ -293,8 +382,9 @@ def test_a_bin_holds_the_pairs_of_like_confidence_and_says_how_many_are_right():
     """Of 50 each: sure to 0.62 and 31 right, 0.78 and 20, 0.99 and 50; bins are 0.1 wide from 0.5 on."""
     found = reliability(*judged((0.62, 31), (0.78, 20), (0.99, 50)))
     expected = torch.zeros(3, 5, dtype=torch.double)
-    expected[:, 1], expected[:, 2], expected[:, 4] = (tensor(*column) for column in (
-        (31, 31, 50), (39, 20, 50), (49.5, 50, 50)))
+    expected[:, 1], expected[:, 2], expected[:, 4] = (
+        tensor(*column) for column in ((31, 31, 50), (39, 20, 50), (49.5, 50, 50))
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -303,9 +393,13 @@ def test_the_calibration_error_is_blind_to_a_constant_and_counts_a_swap(pairs):
     chosen, rejected = (tensor(*side).round(decimals=3) for side in zip(*pairs))
     found = calibration_error(chosen, rejected)
     assert 0 <= found <= 1
-    alone = [float(calibration_error(*sides)) for sides in ((chosen[:1], rejected[:1]),
-                                                            (rejected[:1], chosen[:1]))]
-    assert math.isclose(sum(alone), float(chosen[0] != rejected[0]), abs_tol=1e-9)  # a tie is half right
+    alone = [
+        float(calibration_error(*sides))
+        for sides in ((chosen[:1], rejected[:1]), (rejected[:1], chosen[:1]))
+    ]
+    assert math.isclose(
+        sum(alone), float(chosen[0] != rejected[0]), abs_tol=1e-9
+    )  # a tie is half right
     together = calibration_error(torch.cat([chosen] * 2), torch.cat([rejected] * 2))
     torch.testing.assert_close(together, found)
     gap = chosen - rejected
@@ -317,16 +411,24 @@ def test_bradley_terry_is_antisymmetric_and_blind_to_a_constant(chosen, rejected
     pair = tensor(chosen), tensor(rejected)
     probabilities = [torch.exp(-bradley_terry_loss(*sides)) for sides in (pair, pair[::-1])]
     torch.testing.assert_close(sum(probabilities), tensor(1))
-    torch.testing.assert_close(bradley_terry_loss(pair[0] + constant, pair[1] + constant, margin),
-                               bradley_terry_loss(*pair, margin), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        bradley_terry_loss(pair[0] + constant, pair[1] + constant, margin),
+        bradley_terry_loss(*pair, margin),
+        rtol=1e-9,
+        atol=1e-9,
+    )
     assert bradley_terry_loss(*pair, margin) >= bradley_terry_loss(*pair)
 
 
 @given(st.lists(logps, min_size=4, max_size=4), st.floats(0.01, 5))
 def test_dpo_is_bradley_terry_on_its_implicit_reward(four, beta):
     pc, pr, rc, rr = map(tensor, four)
-    torch.testing.assert_close(bradley_terry_loss(beta * (pc - rc), beta * (pr - rr)),
-                               dpo_loss(pc, pr, rc, rr, beta), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        bradley_terry_loss(beta * (pc - rc), beta * (pr - rr)),
+        dpo_loss(pc, pr, rc, rr, beta),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
@@ -338,19 +440,38 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
 # Bad input
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: group_advantages(tensor(math.nan, 0), torch.tensor([0, 0])), "reward must be finite, got nan"),
-    (lambda: state_advantages(tensor(0), torch.tensor([0]), tensor(0), torch.tensor([0]), -1.0), "weight"),
-    (lambda: gae(tensor(0), tensor(0), 1.5, 0.5), "gamma must be within"),
-    (lambda: gae(tensor(0), tensor(0), 0.5, -0.5), "lam must be within"),
-    (lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 1.0, 0.2), r"low must be within \[0, 1\)"),
-    (lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 0.2, -1.0), "high must be finite and >= 0"),
-    (lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2),
-     "^logp must be finite, got -inf"),
-    (lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan), "clip must be finite"),
-    (lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0), "margin must be finite and >= 0"),
-    (lambda: calibration_error(tensor(math.nan), tensor(0)), "chosen must be finite, got nan"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda: group_advantages(tensor(math.nan, 0), torch.tensor([0, 0])),
+            "reward must be finite, got nan",
+        ),
+        (
+            lambda: state_advantages(
+                tensor(0), torch.tensor([0]), tensor(0), torch.tensor([0]), -1.0
+            ),
+            "weight",
+        ),
+        (lambda: gae(tensor(0), tensor(0), 1.5, 0.5), "gamma must be within"),
+        (lambda: gae(tensor(0), tensor(0), 0.5, -0.5), "lam must be within"),
+        (
+            lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 1.0, 0.2),
+            r"low must be within \[0, 1\)",
+        ),
+        (
+            lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 0.2, -1.0),
+            "high must be finite and >= 0",
+        ),
+        (
+            lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2),
+            "^logp must be finite, got -inf",
+        ),
+        (lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan), "clip must be finite"),
+        (lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0), "margin must be finite and >= 0"),
+        (lambda: calibration_error(tensor(math.nan), tensor(0)), "chosen must be finite, got nan"),
+    ],
+)
 def test_what_makes_no_loss_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call()

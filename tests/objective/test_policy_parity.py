@@ -11,8 +11,12 @@ import torch
 
 from minidpo.config import GRPO
 from minidpo.learning.grpo import RolloutBatch, clipped_objective
-from minidpo.objective.policy_gradient import (clipped_loss, group_advantages, kl_k3,
-                                               leave_one_out_advantages)
+from minidpo.objective.policy_gradient import (
+    clipped_loss,
+    group_advantages,
+    kl_k3,
+    leave_one_out_advantages,
+)
 from minidpo.objective.reward_model import bradley_terry_loss
 
 DOUBLE = torch.float64
@@ -24,8 +28,11 @@ ADVANTAGE = torch.tensor(THEIRS["advantage"], dtype=DOUBLE)
 
 
 def close(ours, theirs, **tolerance):
-    torch.testing.assert_close(torch.as_tensor(ours, dtype=DOUBLE), torch.tensor(theirs, dtype=DOUBLE),
-                               **tolerance or {"rtol": 1e-12, "atol": 1e-15})
+    torch.testing.assert_close(
+        torch.as_tensor(ours, dtype=DOUBLE),
+        torch.tensor(theirs, dtype=DOUBLE),
+        **tolerance or {"rtol": 1e-12, "atol": 1e-15},
+    )
 
 
 def per_sequence(numbers):
@@ -35,7 +42,9 @@ def per_sequence(numbers):
 
 def check(kind, loss_of, corrected=False):
     """Ours, of (log-probs, low, high, KL's weight), against the recorded losses of a kind and gradients."""
-    cases = [case for case in THEIRS["losses"] if (case["kind"], case["corrected"]) == (kind, corrected)]
+    cases = [
+        case for case in THEIRS["losses"] if (case["kind"], case["corrected"]) == (kind, corrected)
+    ]
     assert len(cases) == (2 if kind == "rloo" or corrected else 4)
     for case in cases:
         logps = torch.tensor(THEIRS["logps"], dtype=DOUBLE).requires_grad_()
@@ -51,14 +60,21 @@ def test_the_advantages_of_groups_are_trls_but_for_what_it_adds_to_the_std():
     group = torch.arange(len(reward)) // THEIRS["group"]
     std = reward.view(-1, THEIRS["group"]).std(dim=1)[group]
     float32 = {"rtol": 1e-6, "atol": 1e-6}
-    close(group_advantages(reward, group) * std / (std + 1e-4), THEIRS["advantages"]["grpo.group"], **float32)
-    close(group_advantages(reward, group, scale=False), THEIRS["advantages"]["grpo.none"], **float32)
+    close(
+        group_advantages(reward, group) * std / (std + 1e-4),
+        THEIRS["advantages"]["grpo.group"],
+        **float32,
+    )
+    close(
+        group_advantages(reward, group, scale=False), THEIRS["advantages"]["grpo.none"], **float32
+    )
     close(leave_one_out_advantages(reward, group), THEIRS["advantages"]["rloo"], **float32)
 
 
 @pytest.mark.parametrize("kind", ["bnpo", "dapo"])
 def test_our_step_of_grpo_is_trls_mean_over_all_tokens(kind):
     """Ratio, clip on both sides and k3: the whole objective, with the KL's weight."""
+
     def ours(logps, low, high, kl):
         batch = RolloutBatch(None, [], len(SEQUENCE), ADVANTAGE[SEQUENCE], OLD, REF)
         return clipped_objective(GRPO(low=low, high=high, kl=kl), batch, logps)[0]
@@ -68,6 +84,7 @@ def test_our_step_of_grpo_is_trls_mean_over_all_tokens(kind):
 
 def test_trls_default_weighs_the_kl_by_the_ratio_and_ours_does_not():
     """With the ratio, k3 has the gradient of KL(policy || reference); without, as in GRPO's paper, not."""
+
     def ours(logps, low, high, kl):
         weighed = (logps - OLD).exp() * kl_k3(logps, REF)
         return (clipped_loss(logps, OLD, ADVANTAGE[SEQUENCE], low, high) + kl * weighed).mean()
@@ -78,6 +95,7 @@ def test_trls_default_weighs_the_kl_by_the_ratio_and_ours_does_not():
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
 def test_other_means_of_trl_are_of_the_same_losses_per_token(kind):
     """`grpo` takes a mean of sequences' means, `dr_grpo` divides by sequences times the longest allowed."""
+
     def ours(logps, low, high, kl):
         losses = clipped_loss(logps, OLD, ADVANTAGE[SEQUENCE], low, high) + kl * kl_k3(logps, REF)
         divisor = LENGTHS if kind == "grpo" else THEIRS["longest"]
@@ -89,12 +107,16 @@ def test_other_means_of_trl_are_of_the_same_losses_per_token(kind):
 def test_trls_rloo_has_one_ratio_a_sequence_and_ours_on_fresh_episodes_its_direction():
     """With a sequence's log-prob as the entry, `clipped_loss` is TRL's loss. `train.py grpo` has a ratio a
     token; where policy and player are one, both have REINFORCE's gradient, divided by sequences or tokens."""
+
     def ours(logps, low, high, kl):
         return clipped_loss(per_sequence(logps), per_sequence(OLD), ADVANTAGE, low, high).mean()
 
     check("rloo", ours)
     gradients = []
-    for entries, advantage in ((per_sequence, ADVANTAGE), (lambda numbers: numbers, ADVANTAGE[SEQUENCE])):
+    for entries, advantage in (
+        (per_sequence, ADVANTAGE),
+        (lambda numbers: numbers, ADVANTAGE[SEQUENCE]),
+    ):
         leaf = OLD.clone().requires_grad_()
         clipped_loss(entries(leaf), entries(OLD), advantage, 0.2, 0.2).mean().backward()
         gradients.append(leaf.grad)
@@ -105,9 +127,14 @@ def test_a_reward_model_has_trls_loss_with_a_margin_or_without():
     cases = THEIRS["reward_model"]
     assert [bool(case["margin"]) for case in cases] == [False, True, True]
     for case in cases:
-        sides = [torch.tensor(case[side], dtype=DOUBLE).requires_grad_() for side in ("chosen", "rejected")]
+        sides = [
+            torch.tensor(case[side], dtype=DOUBLE).requires_grad_()
+            for side in ("chosen", "rejected")
+        ]
         margins = case["margin"] or [0.0] * len(sides[0])  # ours has one margin for all pairs
-        losses = torch.cat([bradley_terry_loss(c[None], r[None], m) for c, r, m in zip(*sides, margins)])
+        losses = torch.cat(
+            [bradley_terry_loss(c[None], r[None], m) for c, r, m in zip(*sides, margins)]
+        )
         losses.mean().backward()
         close(losses.mean().detach(), case["loss"])
         close(torch.cat([side.grad for side in sides]), case["gradient"])

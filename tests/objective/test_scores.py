@@ -16,14 +16,19 @@ from minidpo.model.head import token_logps
 from minidpo.objective.scores import mean_weights, scores, sum_weights
 
 seeds = st.integers(0, 2**32 - 1)
-sizes = st.fixed_dictionaries({"T": st.integers(0, 12), "C": st.integers(1, 5), "V": st.integers(1, 11)})
+sizes = st.fixed_dictionaries(
+    {"T": st.integers(0, 12), "C": st.integers(1, 5), "V": st.integers(1, 11)}
+)
 chunks = st.integers(1, 14)
 
 
 def head(seed, T, C, V, dtype=torch.float64):
     """hidden (T,C), weight (V,C), targets (T,) and the gradient (T,) that arrives from above."""
     g = torch.Generator().manual_seed(seed)
-    hidden, weight = torch.randn(T, C, generator=g).to(dtype), torch.randn(V, C, generator=g).to(dtype)
+    hidden, weight = (
+        torch.randn(T, C, generator=g).to(dtype),
+        torch.randn(V, C, generator=g).to(dtype),
+    )
     targets, upstream = torch.randint(V, (T,), generator=g), torch.randn(T, generator=g)
     return hidden, weight, targets, upstream.to(torch.promote_types(dtype, torch.float32))
 
@@ -58,7 +63,9 @@ def trajectories(seed, T, n):
 def test_the_head_in_pieces_equals_the_full_head_in_value_and_gradients(seed, size, chunk, rows):
     problem = head(seed, **size)
     ours = value_and_gradients(lambda *inputs: token_logps(*inputs, chunk, rows), *problem)
-    torch.testing.assert_close(ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("law", head_laws.LAWS, ids=lambda law: law.__name__)
@@ -84,13 +91,18 @@ def test_bf16_inputs_give_fp32_log_probs_and_bf16_gradients(seed, size):
     logps, grad_hidden, grad_weight = value_and_gradients(token_logps, *problem)
     assert logps.dtype == torch.float32 and grad_hidden.dtype == grad_weight.dtype == torch.bfloat16
     expected = value_and_gradients(full_head, *problem)
-    torch.testing.assert_close(logps, expected[0], rtol=1e-6, atol=1e-6)  # the softmax adds no bf16 rounding
+    torch.testing.assert_close(
+        logps, expected[0], rtol=1e-6, atol=1e-6
+    )  # the softmax adds no bf16 rounding
     torch.testing.assert_close((grad_hidden, grad_weight), expected[1:], rtol=2e-2, atol=2e-2)
 
 
 def test_a_bf16_head_collects_many_small_gradients_in_fp32():
     """512 equal tokens, one a chunk, add 1/2 each to the gradient; a sum of halves in bf16 stands at 128."""
-    hidden, weight = torch.ones(512, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16)
+    hidden, weight = (
+        torch.ones(512, 1, dtype=torch.bfloat16),
+        torch.zeros(2, 1, dtype=torch.bfloat16),
+    )
     weight.requires_grad_()
     token_logps(hidden, weight, torch.zeros(512, dtype=torch.int64), chunk=1).sum().backward()
     assert weight.grad.tolist() == [[256.0], [-256.0]]
@@ -144,9 +156,17 @@ def test_a_bf16_state_collects_the_gradients_of_many_pieces_of_the_head_in_fp32(
 def test_backward_keeps_the_inputs_and_no_logits():
     kept = []
     hidden, weight, targets, _ = head(0, T=40, C=2, V=30)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(tuple(x.shape)) or x, lambda x: x
+    ):
         token_logps(hidden.requires_grad_(), weight, targets, chunk=4)
-    assert sorted(kept) == [(30, 2), (40,), (40,), (40,), (40, 2)]  # also two numbers a token: its softmax
+    assert sorted(kept) == [
+        (30, 2),
+        (40,),
+        (40,),
+        (40,),
+        (40, 2),
+    ]  # also two numbers a token: its softmax
 
 
 @pytest.mark.parametrize("chunk, rows", [(0, None), (-1, None), (1, 0), (1, -1)])
@@ -162,7 +182,9 @@ def test_a_piece_without_tokens_or_rows_is_refused(chunk, rows):
 @given(seeds, st.integers(0, 12), st.integers(1, 4))
 def test_scores_are_the_dense_product_of_w_and_the_log_probs(seed, T, n):
     logps, segment, _ = trajectories(seed, T, n)
-    weight = torch.randn(len(logps), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weight = torch.randn(
+        len(logps), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     W = torch.zeros(n, len(logps), dtype=torch.float64)
     W[segment, torch.arange(len(logps))] = weight
     logps.requires_grad_()
@@ -172,7 +194,12 @@ def test_scores_are_the_dense_product_of_w_and_the_log_probs(seed, T, n):
     torch.testing.assert_close(logps.grad, upstream @ W)
 
 
-@given(seeds, st.integers(1, 12), st.integers(1, 4), st.sampled_from([-math.inf, math.nan, math.inf, -1e30]))
+@given(
+    seeds,
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.sampled_from([-math.inf, math.nan, math.inf, -1e30]),
+)
 def test_a_token_of_weight_0_has_no_value_and_no_gradient_whatever_its_log_prob(seed, T, n, junk):
     logps, segment, mask = trajectories(seed, T, n)
     weight = sum_weights(mask, segment, n)
@@ -185,7 +212,9 @@ def test_a_token_of_weight_0_has_no_value_and_no_gradient_whatever_its_log_prob(
 
 
 def test_a_scored_token_without_probability_is_not_smoothed_over():
-    result = scores(torch.tensor([-1.0, -math.inf, math.nan]), torch.tensor([0, 0, 1]), torch.ones(3), n=2)
+    result = scores(
+        torch.tensor([-1.0, -math.inf, math.nan]), torch.tensor([0, 0, 1]), torch.ones(3), n=2
+    )
     assert result[0] == -math.inf and result[1].isnan()  # for `check_scores` to refuse
 
 
@@ -197,13 +226,23 @@ def test_padding_of_any_junk_changes_no_score_and_no_gradient(seed, T, n, chunk)
 
     def score_and_gradients(hidden, targets):
         return value_and_gradients(
-            lambda hidden, weight, targets: scores(token_logps(hidden, weight, targets, chunk), segment,
-                                                   mean_weights(mask, segment, n), n),
-            hidden, weight, targets, torch.ones(n, dtype=torch.float64))
+            lambda hidden, weight, targets: scores(
+                token_logps(hidden, weight, targets, chunk),
+                segment,
+                mean_weights(mask, segment, n),
+                n,
+            ),
+            hidden,
+            weight,
+            targets,
+            torch.ones(n, dtype=torch.float64),
+        )
 
     clean = score_and_gradients(hidden, targets)
-    dirty = score_and_gradients(torch.where(mask[:, None], hidden, 1e3 * junk_hidden),
-                                torch.where(mask, targets, junk_targets))
+    dirty = score_and_gradients(
+        torch.where(mask[:, None], hidden, 1e3 * junk_hidden),
+        torch.where(mask, targets, junk_targets),
+    )
     torch.testing.assert_close(dirty, clean, rtol=1e-10, atol=1e-12)
     assert not dirty[1][~mask].any()
 
@@ -213,7 +252,9 @@ def test_a_trajectorys_log_prob_is_the_sum_over_any_partition_of_its_tokens(seed
     logps, segment, mask = trajectories(seed, T, n)
     part = torch.randint(parts, (len(logps),), generator=torch.Generator().manual_seed(seed))
     whole = scores(logps, segment, sum_weights(mask, segment, n), n)
-    split = scores(logps, segment * parts + part, mask.double(), n * parts).view(n, parts)  # a segment a part
+    split = scores(logps, segment * parts + part, mask.double(), n * parts).view(
+        n, parts
+    )  # a segment a part
     torch.testing.assert_close(split.sum(1), whole)
 
 

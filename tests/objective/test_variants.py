@@ -13,12 +13,30 @@ import minidpo.objective.variants
 from minidpo.config import LossParameters
 from minidpo.learning.loss_table import LOSSES, Loss
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_baseline, kto_loss,
-                                        log_odds, nll_term, orpo_loss, robust_loss, simpo_loss)
+from minidpo.objective.variants import (
+    cdpo_loss,
+    dpop_loss,
+    hinge_loss,
+    ipo_loss,
+    kto_baseline,
+    kto_loss,
+    log_odds,
+    nll_term,
+    orpo_loss,
+    robust_loss,
+    simpo_loss,
+)
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
-EXAMPLE = {"beta": 0.1, "label_smoothing": 0.1, "target_margin": 0.5, "odds_weight": 0.1,
-           "desirable_weight": 1.0, "undesirable_weight": 1.33, "penalty_weight": 5.0}
+EXAMPLE = {
+    "beta": 0.1,
+    "label_smoothing": 0.1,
+    "target_margin": 0.5,
+    "odds_weight": 0.1,
+    "desirable_weight": 1.0,
+    "undesirable_weight": 1.33,
+    "penalty_weight": 5.0,
+}
 
 logps = st.floats(-1000, 0)
 quadruples = st.tuples(logps, logps, logps, logps)
@@ -61,7 +79,9 @@ def test_a_loss_takes_exactly_the_parameters_that_it_lists(name):
     entry = LOSSES[name]
     takes = list(inspect.signature(entry.function).parameters)
     assert takes[:4] == list(SIDES)
-    assert set(takes[4:]) == set(numbers_of(name)) | ({"baseline"} if entry.needs_baseline else set())
+    assert set(takes[4:]) == set(numbers_of(name)) | (
+        {"baseline"} if entry.needs_baseline else set()
+    )
     assert entry.score in ("sum", "mean", "dmpo")
     assert ("gamma" in entry.defaults.given()) == (entry.score == "dmpo")
 
@@ -78,7 +98,12 @@ def test_a_loss_is_called_with_each_number_in_its_place(name):
 
 
 def test_numbers_out_of_range_are_refused_when_the_record_is_made():
-    for wrong in ({"beta": 0.0}, {"label_smoothing": 0.5}, {"gamma": 1.1}, {"odds_weight": math.nan}):
+    for wrong in (
+        {"beta": 0.0},
+        {"label_smoothing": 0.5},
+        {"gamma": 1.1},
+        {"odds_weight": math.nan},
+    ):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             LossParameters(**wrong)
 
@@ -89,8 +114,10 @@ def test_a_loss_reads_the_reference_if_and_only_if_it_says_so(name):
     policy, ref = (-torch.ones(2), -2 * torch.ones(2)), (-torch.ones(2), -3 * torch.ones(2))
     if entry.needs_reference:
         other = (-1.5 * torch.ones(2), -3 * torch.ones(2))
-        assert not torch.equal(entry.function(*policy, *ref, **parameters_of(name)),
-                               entry.function(*policy, *other, **parameters_of(name)))
+        assert not torch.equal(
+            entry.function(*policy, *ref, **parameters_of(name)),
+            entry.function(*policy, *other, **parameters_of(name)),
+        )
     else:
         assert entry.function(*policy, None, None, **parameters_of(name)).shape == (2,)
 
@@ -103,7 +130,9 @@ def test_each_pair_has_its_own_loss(name):
     parameters = parameters_of(name)
     together = LOSSES[name].function(*inputs, **parameters)
     alone = [LOSSES[name].function(*(x[i : i + 1] for x in inputs), **parameters) for i in range(5)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-7)  # SIMD, scalar tail
+    torch.testing.assert_close(
+        together, torch.cat(alone), rtol=1e-6, atol=1e-7
+    )  # SIMD, scalar tail
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -133,7 +162,7 @@ def test_every_loss_refuses_a_log_prob_that_is_not_finite(name, odd):
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_refuses_a_parameter_outside_its_range(name):
     ones = [-torch.ones(1)] * 4
-    bad = {parameter: (-0.1, math.inf, math.nan) for parameter in numbers_of(name)}
+    bad = dict.fromkeys(numbers_of(name), (-0.1, math.inf, math.nan))
     bad["beta"] = (*bad.get("beta", ()), 0.0) if "beta" in bad else ()
     bad["label_smoothing"] = (-0.1, 0.5, 1.0, math.nan) if "label_smoothing" in bad else ()
     for parameter, values in bad.items():
@@ -160,22 +189,33 @@ def test_smoothed_losses_too_start_at_exactly_log_2(chosen, rejected, beta, smoo
     for loss in (cdpo_loss, robust_loss):
         for dtype in (torch.float64, torch.float32):
             pair = torch.tensor([chosen], dtype=dtype), torch.tensor([rejected], dtype=dtype)
-            assert torch.equal(loss(*pair, *pair, beta, smoothing), torch.tensor([math.log(2)], dtype=dtype))
+            assert torch.equal(
+                loss(*pair, *pair, beta, smoothing), torch.tensor([math.log(2)], dtype=dtype)
+            )
 
 
 @given(quadruples, betas, smoothings)
-def test_cdpo_averages_dpo_over_flipped_labels_and_robust_dpo_undoes_that(quadruple, beta, smoothing):
+def test_cdpo_averages_dpo_over_flipped_labels_and_robust_dpo_undoes_that(
+    quadruple, beta, smoothing
+):
     pc, pr, rc, rr = f64(*quadruple)
     right, flipped = dpo_loss(pc, pr, rc, rr, beta), dpo_loss(pr, pc, rr, rc, beta)
-    torch.testing.assert_close(cdpo_loss(pc, pr, rc, rr, beta, smoothing),
-                               (1 - smoothing) * right + smoothing * flipped, rtol=1e-10, atol=1e-10)
-    unbiased = ((1 - smoothing) * robust_loss(pc, pr, rc, rr, beta, smoothing)
-                + smoothing * robust_loss(pr, pc, rr, rc, beta, smoothing))
+    torch.testing.assert_close(
+        cdpo_loss(pc, pr, rc, rr, beta, smoothing),
+        (1 - smoothing) * right + smoothing * flipped,
+        rtol=1e-10,
+        atol=1e-10,
+    )
+    unbiased = (1 - smoothing) * robust_loss(
+        pc, pr, rc, rr, beta, smoothing
+    ) + smoothing * robust_loss(pr, pc, rr, rc, beta, smoothing)
     torch.testing.assert_close(unbiased, right, rtol=1e-9, atol=1e-7)
 
 
 @given(st.floats(0.1, 5), st.floats(1e-3, 0.49), st.floats(1e-3, 10))
-def test_cdpos_minimum_lies_where_the_policy_is_right_with_probability_1_minus_epsilon(beta, smoothing, away):
+def test_cdpos_minimum_lies_where_the_policy_is_right_with_probability_1_minus_epsilon(
+    beta, smoothing, away
+):
     best = math.log((1 - smoothing) / smoothing) / beta
     lowest, slope = at_gap(cdpo_loss, best, beta=beta, label_smoothing=smoothing)
     assert abs(slope) < 1e-12
@@ -194,7 +234,9 @@ def test_without_smoothing_both_are_dpo(quadruple, beta):
 
 
 @given(gaps, st.floats(0.01, 5))
-def test_ipo_is_a_parabola_with_its_foot_at_half_over_beta_so_overshooting_costs_too(distance, beta):
+def test_ipo_is_a_parabola_with_its_foot_at_half_over_beta_so_overshooting_costs_too(
+    distance, beta
+):
     foot = 1 / (2 * beta)
     short, slope_short = at_gap(ipo_loss, foot - distance, beta=beta)
     over, slope_over = at_gap(ipo_loss, foot + distance, beta=beta)
@@ -222,10 +264,17 @@ def test_the_hinge_falls_by_beta_until_the_margin_is_1_and_is_0_from_there(h, be
 
 
 @given(mean_logps, mean_logps, betas, weights)
-def test_simpo_is_softplus_of_gamma_minus_beta_times_the_gap_of_means(chosen, rejected, beta, gamma):
+def test_simpo_is_softplus_of_gamma_minus_beta_times_the_gap_of_means(
+    chosen, rejected, beta, gamma
+):
     loss = simpo_loss(*f64(chosen, rejected), None, None, beta, gamma).item()
-    assert math.isclose(loss, math.log1p(math.exp(-abs(gamma - beta * (chosen - rejected))))
-                        + max(0.0, gamma - beta * (chosen - rejected)), rel_tol=1e-12, abs_tol=1e-300)
+    assert math.isclose(
+        loss,
+        math.log1p(math.exp(-abs(gamma - beta * (chosen - rejected))))
+        + max(0.0, gamma - beta * (chosen - rejected)),
+        rel_tol=1e-12,
+        abs_tol=1e-300,
+    )
 
 
 @given(mean_logps, mean_logps, weights)
@@ -255,14 +304,18 @@ def test_log_odds_are_exact_in_fp32_from_certainty_to_despair(mean_logp):
     odds = log_odds(x)
     odds.backward()
     assert x.grad.isfinite().all() and (x.grad > 0).all()
-    assert math.isclose(odds.item(), mean_logp - math.log(-math.expm1(mean_logp)), rel_tol=1e-5, abs_tol=1e-6)
+    assert math.isclose(
+        odds.item(), mean_logp - math.log(-math.expm1(mean_logp)), rel_tol=1e-5, abs_tol=1e-6
+    )
 
 
 # KTO
 
 
 @given(quadruples, betas, weights, st.floats(0, 100))
-def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(quadruple, beta, weight, z0):
+def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(
+    quadruple, beta, weight, z0
+):
     inputs = f64(*quadruple)
     for chosen_weight, rejected_weight in ((weight, 0.0), (0.0, weight)):
         side_loss = 2 * kto_loss(*inputs, beta, chosen_weight, rejected_weight, baseline=z0).item()
@@ -274,10 +327,14 @@ def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(q
 
 
 @given(quadruples, betas, st.floats(0, 100))
-def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio_alone(quadruple, beta, z0):
+def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio_alone(
+    quadruple, beta, z0
+):
     pc, pr, rc, rr = f64(*quadruple)
     kto_loss(pc, pr, rc, rr, beta, 1.0, 2.0, baseline=z0).backward()
-    chosen, rejected = (torch.sigmoid(beta * (x - y - z0)).detach() for x, y in ((pc, rc), (pr, rr)))
+    chosen, rejected = (
+        torch.sigmoid(beta * (x - y - z0)).detach() for x, y in ((pc, rc), (pr, rr))
+    )
     torch.testing.assert_close(pc.grad, -beta * chosen * (1 - chosen) / 2, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(pr.grad, beta * rejected * (1 - rejected), rtol=1e-6, atol=1e-12)
 
@@ -298,16 +355,22 @@ def test_no_gradient_reaches_ktos_baseline_which_is_not_negative(pairs, beta):
 
 @given(st.lists(st.tuples(logps, logps), min_size=1, max_size=6))
 def test_ktos_baseline_is_the_mean_log_ratio_or_0(ratios):
-    policy, ref = (torch.tensor(column, dtype=torch.float64) for column in zip(*ratios, strict=True))
+    policy, ref = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*ratios, strict=True)
+    )
     mean = sum(p - r for p, r in ratios) / len(ratios)
-    assert math.isclose(kto_baseline(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(
+        kto_baseline(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9
+    )
 
 
 # Guards of the chosen log-prob
 
 
 @given(quadruples, betas, weights)
-def test_dpop_is_dpo_while_the_chosen_has_not_fallen_and_pulls_it_harder_if_it_has(quadruple, beta, penalty):
+def test_dpop_is_dpo_while_the_chosen_has_not_fallen_and_pulls_it_harder_if_it_has(
+    quadruple, beta, penalty
+):
     pc, pr, rc, rr = f64(*quadruple)
     loss = dpop_loss(pc, pr, rc, rr, beta, penalty)
     if quadruple[0] >= quadruple[2]:
@@ -350,6 +413,7 @@ def test_a_loss_of_ones_own_is_given_its_gamma_and_dmpos_weights_alone_have_read
         return torch.full_like(chosen, gamma)
 
     mine = Loss(focal, "sum", LossParameters(beta=0.1, gamma=0.9)).of_scores(
-        LossParameters(beta=0.1, gamma=0.25), None)
+        LossParameters(beta=0.1, gamma=0.25), None
+    )
     assert mine(*torch.zeros(4, 2)).tolist() == [0.25, 0.25]
     LOSSES["dmpo"].of_scores(LOSSES["dmpo"].defaults, None)(*torch.zeros(4, 2))

@@ -37,12 +37,22 @@ def case(request):
 def roomy(case):
     """The model with as many rows in its vocabulary as the tokenizer has tokens, and five more."""
     rows = tiny.chat().tokenizer.get_vocab_size() + 5
-    shapes = {name: [rows, *shape[1:]] if name in ("model.embed_tokens.weight", "lm_head.weight") else shape
-              for name, shape in case["shapes"].items()}
+    shapes = {
+        name: [rows, *shape[1:]]
+        if name in ("model.embed_tokens.weight", "lm_head.weight")
+        else shape
+        for name, shape in case["shapes"].items()
+    }
     config = {**case["config"], "vocab_size": rows}
-    if config["rope_parameters"]["rope_type"] == "llama3":  # the numbers that all of Meta's models have
-        config["rope_parameters"] = {**config["rope_parameters"], "low_freq_factor": 1.0,
-                                     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    if (
+        config["rope_parameters"]["rope_type"] == "llama3"
+    ):  # the numbers that all of Meta's models have
+        config["rope_parameters"] = {
+            **config["rope_parameters"],
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
     return {**case, "shapes": shapes, "config": config}
 
 
@@ -79,10 +89,14 @@ def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
     export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     again = load(tmp_path / "mine-merged.gguf")
     assert again.config == model.config
-    torch.testing.assert_close(logits(again), logits(model), rtol=2e-2, atol=2e-2)  # F16 has 11 bits
+    torch.testing.assert_close(
+        logits(again), logits(model), rtol=2e-2, atol=2e-2
+    )  # F16 has 11 bits
     lora.merge(model)
-    rounded = {name: weight.half().float() if weight.ndim == 2 else weight
-               for name, weight in model.state_dict().items()}
+    rounded = {
+        name: weight.half().float() if weight.ndim == 2 else weight
+        for name, weight in model.state_dict().items()
+    }
     assert rounded.keys() == again.state_dict().keys()
     assert all(torch.equal(weight, rounded[name]) for name, weight in again.state_dict().items())
     ours, theirs = Chat.load(base), Chat.load(tmp_path / "mine-merged.gguf")
@@ -109,9 +123,14 @@ def test_a_llama_3_exported_from_its_gguf_file_begins_as_the_agent_does(tmp_path
     adapter_of(base, tmp_path / "adapter")
     export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     adapter_of(tmp_path / "mine-merged.gguf", tmp_path / "second")
-    export_merged(str(tmp_path / "mine-merged.gguf"), tmp_path / "second", HERE, tmp_path / "merged")
+    export_merged(
+        str(tmp_path / "mine-merged.gguf"), tmp_path / "second", HERE, tmp_path / "merged"
+    )
     settings = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())
-    assert settings["bos_token"] == LLAMA3_TOKENS[0] and "{{- bos_token }}" in settings["chat_template"]
+    assert (
+        settings["bos_token"] == LLAMA3_TOKENS[0]
+        and "{{- bos_token }}" in settings["chat_template"]
+    )
 
 
 def test_an_adapter_alone_is_the_same_update_in_llama_cpps_order(case, tmp_path):
@@ -124,13 +143,17 @@ def test_an_adapter_alone_is_the_same_update_in_llama_cpps_order(case, tmp_path)
     assert fields["general.architecture"] == case["config"]["model_type"]
     assert fields["adapter.lora.alpha"] == 6
     tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in stored.tensors}
-    whole = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "mine-merged.gguf").tensors}
+    whole = {
+        tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "mine-merged.gguf").tensors
+    }
     assert len(tensors) == 2 * len(lora.layers(model))
     plain = {name: weight for name, weight in load(base, torch.float32).state_dict().items()}
     for name in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
         update = 6 / 2 * tensors[f"{name}.lora_b"] @ tensors[f"{name}.lora_a"]
         hub = gguf_file.hub_name(name)
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(hub.split(".")[-2])
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(
+            hub.split(".")[-2]
+        )
         if case["config"]["model_type"] == "llama" and heads:
             update = gguf_file.unpermute(update, case["config"][heads])
         assert (plain[hub] + update - gguf_tensor(whole[name], case, heads)).abs().max() < 5e-3
@@ -147,10 +170,19 @@ def test_a_gguf_base_keeps_its_own_tokenizer_and_goes_out_again(case, tmp_path, 
     adapter_of(base, tmp_path / "adapter")
     export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "first")
     adapter_of(tmp_path / "first-merged.gguf", tmp_path / "second")
-    evaluate(EvaluateCommand(str(tmp_path / "first-merged.gguf"), adapters=(f"two={tmp_path / 'second'}",),
-                             export="gguf", out=tmp_path, machine=HERE))
+    evaluate(
+        EvaluateCommand(
+            str(tmp_path / "first-merged.gguf"),
+            adapters=(f"two={tmp_path / 'second'}",),
+            export="gguf",
+            out=tmp_path,
+            machine=HERE,
+        )
+    )
     assert "two-lora.gguf: the adapter alone" in capsys.readouterr().out
-    one, two = (gguf.GGUFReader(tmp_path / name) for name in ("first-merged.gguf", "two-merged.gguf"))
+    one, two = (
+        gguf.GGUFReader(tmp_path / name) for name in ("first-merged.gguf", "two-merged.gguf")
+    )
     for key, field in one.fields.items():
         if key.startswith("tokenizer."):
             assert two.fields[key].contents() == field.contents()
@@ -167,19 +199,28 @@ def test_what_llama_cpp_cannot_have_is_refused_in_one_line_and_nothing_is_left(t
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
     write_weights(folder / "model.safetensors", weights, {"format": "pt"})
     adapter_of(folder, tmp_path / "other")
-    with pytest.raises(ValueError, match="blk.0.ffn_up.weight has values that are not finite in float16"):
+    with pytest.raises(
+        ValueError, match="blk.0.ffn_up.weight has values that are not finite in float16"
+    ):
         export_gguf(str(folder), tmp_path / "other", HERE, tmp_path / "out", "mine")
     assert not list((tmp_path / "out").glob("*"))
 
 
-@pytest.mark.parametrize("write", [
-    lambda *of: export_gguf(*of, "mine"), lambda source, adapter, machine, out: export_merged(
-        source, adapter, machine, out / "mine")], ids=["gguf", "folder"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda *of: export_gguf(*of, "mine"),
+        lambda source, adapter, machine, out: export_merged(source, adapter, machine, out / "mine"),
+    ],
+    ids=["gguf", "folder"],
+)
 def test_a_llama_3_folder_without_a_chat_template_is_refused_by_both_ways_out(tmp_path, write):
     base = as_folder(roomy(CASES["llama3"]), tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     adapter_of(base, tmp_path / "adapter")
-    with pytest.raises(ValueError, match="base: no chat template here: put its chat_template.jinja beside"):
+    with pytest.raises(
+        ValueError, match="base: no chat template here: put its chat_template.jinja beside"
+    ):
         write(str(base), tmp_path / "adapter", HERE, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
 
@@ -194,14 +235,18 @@ def test_a_gguf_base_without_a_chat_template_stays_without(tmp_path):
     assert "tokenizer.chat_template" not in gguf.GGUFReader(tmp_path / "mine-merged.gguf").fields
     asked = [Message("user", TEXT)]
     for merged in ("mine-merged.gguf", "folder"):
-        assert Chat.load(tmp_path / merged).prompt(asked) == Chat.load(tmp_path / "bare.gguf").prompt(asked)
+        assert Chat.load(tmp_path / merged).prompt(asked) == Chat.load(
+            tmp_path / "bare.gguf"
+        ).prompt(asked)
 
 
 def test_a_file_that_is_there_is_not_replaced(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")
     (tmp_path / "mine-lora.gguf").write_text("somebody's")
-    with pytest.raises(ValueError, match="mine-lora.gguf exists and holds something else: delete it, or"):
+    with pytest.raises(
+        ValueError, match="mine-lora.gguf exists and holds something else: delete it, or"
+    ):
         export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     assert [path.name for path in tmp_path.glob("mine*")] == ["mine-lora.gguf"]
 
@@ -211,16 +256,25 @@ def test_an_export_that_was_stopped_is_continued_by_the_same_command(tmp_path):
     base, names = as_folder(roomy(CASES["qwen2"]), tmp_path / "base"), ("first", "second")
     for name in names:
         adapter_of(base, tmp_path / name)
-    command = EvaluateCommand(str(base), adapters=tuple(f"{name}={tmp_path / name}" for name in names),
-                              export="gguf", out=tmp_path / "out", machine=HERE)
+    command = EvaluateCommand(
+        str(base),
+        adapters=tuple(f"{name}={tmp_path / name}" for name in names),
+        export="gguf",
+        out=tmp_path / "out",
+        machine=HERE,
+    )
     found = evaluate(command)
-    paths = [tmp_path / "out" / f"{name}-{kind}.gguf" for name in names for kind in ("merged", "lora")]
+    paths = [
+        tmp_path / "out" / f"{name}-{kind}.gguf" for name in names for kind in ("merged", "lora")
+    ]
     before = [path.read_bytes() for path in paths]
     for path in paths[1:]:  # as if it had been killed behind the first file
         path.unlink()
     written = paths[0].stat().st_mtime_ns
     assert evaluate(command) == found
-    assert [path.read_bytes() for path in paths] == before and paths[0].stat().st_mtime_ns == written
+    assert [path.read_bytes() for path in paths] == before and paths[
+        0
+    ].stat().st_mtime_ns == written
     model = adapter_of(base, tmp_path / "third")
     lora.parameters(model)[1].data += 1
     lora.save(model, tmp_path / "first", str(base))
@@ -228,10 +282,14 @@ def test_an_export_that_was_stopped_is_continued_by_the_same_command(tmp_path):
         evaluate(command)
 
 
-@pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="bfloat16", act_dtype="float32"),
-                                     Machine(device="cpu")], ids=["asked", "slow in bf16"])
+@pytest.mark.parametrize(
+    "machine",
+    [Machine(device="cpu", dtype="bfloat16", act_dtype="float32"), Machine(device="cpu")],
+    ids=["asked", "slow in bf16"],
+)
 def test_what_is_exported_is_what_acts_though_it_was_trained_in_another_dtype(
-        case, tmp_path, machine, monkeypatch):
+    case, tmp_path, machine, monkeypatch
+):
     """A small update is lost where it is added to weights in bf16; act_dtype float32 keeps it, and so does a
     processor that is slow in bf16."""
     monkeypatch.setattr("minidpo.memory.machine.multiplies_bfloat16", lambda: False)
@@ -245,7 +303,10 @@ def test_what_is_exported_is_what_acts_though_it_was_trained_in_another_dtype(
     export_merged(str(base), tmp_path / "adapter", machine, tmp_path / "folder")
     export_gguf(str(base), tmp_path / "adapter", machine, tmp_path, "mine")
     name = "model.layers.0.mlp.up_proj.weight"
-    assert acting[name].dtype == torch.float32 and acting[name].bfloat16().float().ne(acting[name]).any()
+    assert (
+        acting[name].dtype == torch.float32
+        and acting[name].bfloat16().float().ne(acting[name]).any()
+    )
     folder, file = (load(tmp_path / path).state_dict() for path in ("folder", "mine-merged.gguf"))
     assert all(torch.equal(folder[name], weight) for name, weight in acting.items())
     assert torch.equal(file[name], acting[name].half().float())

@@ -18,7 +18,15 @@ from minidpo.system.files import read_json, replacing, temporary_beside, write_j
 from minidpo.system.tensors import fingerprint, write_weights
 
 ROOT = Path(__file__).parents[2]
-DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.uint8,
+    torch.int64,
+    torch.bool,
+)
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -71,9 +79,16 @@ def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file(tmp_path, monk
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("content, says", [
-    (None, "no such file"), (b"", "not readable as JSON"), (b'{"a": 1', "not readable as JSON"),
-    (b"\xff\xfe\x00", "not readable as JSON"), (b"[1, 2]", "expected a JSON object, got [1, 2]")])
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (None, "no such file"),
+        (b"", "not readable as JSON"),
+        (b'{"a": 1', "not readable as JSON"),
+        (b"\xff\xfe\x00", "not readable as JSON"),
+        (b"[1, 2]", "expected a JSON object, got [1, 2]"),
+    ],
+)
 def test_what_is_no_json_object_is_refused_by_name(tmp_path, content, says):
     path = tmp_path / "config.json"
     if content is not None:
@@ -83,12 +98,21 @@ def test_what_is_no_json_object_is_refused_by_name(tmp_path, content, says):
     assert str(error.value).startswith(f"{path}: ") and says in str(error.value)
 
 
-def test_what_a_kill_left_half_written_goes_with_the_next_write_and_what_others_write_stays(tmp_path):
+def test_what_a_kill_left_half_written_goes_with_the_next_write_and_what_others_write_stays(
+    tmp_path,
+):
     ended = subprocess.Popen(["true"])
     ended.wait()
     here = f".file.{socket.gethostname()}"
-    dead, alive, elsewhere, others = (tmp_path / name for name in (
-        f"{here}.{ended.pid}", f"{here}.1", f".file.elsewhere.{ended.pid}", f".other{here}.{ended.pid}"))
+    dead, alive, elsewhere, others = (
+        tmp_path / name
+        for name in (
+            f"{here}.{ended.pid}",
+            f"{here}.1",
+            f".file.elsewhere.{ended.pid}",
+            f".other{here}.{ended.pid}",
+        )
+    )
     for path in (dead, alive, elsewhere, others):
         path.write_text("half")
     write_text(tmp_path / "file", "whole")
@@ -99,7 +123,9 @@ def test_of_a_folder_whose_writer_was_killed_the_next_one_leaves_nothing(tmp_pat
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     mine = temporary_beside(tmp_path / "model")
-    left, alive = (mine.with_name(mine.name.replace(str(os.getpid()), str(pid))) for pid in (killed.pid, 1))
+    left, alive = (
+        mine.with_name(mine.name.replace(str(os.getpid()), str(pid))) for pid in (killed.pid, 1)
+    )
     for folder in (left, alive):
         folder.mkdir()
         (folder / "weights").touch()
@@ -131,20 +157,28 @@ def test_of_weights_whose_writer_was_killed_the_next_one_leaves_nothing(tmp_path
     write_weights(path, {"a": torch.zeros(2)}, {})
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "other").touch()
-    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode  # others may read what others may read
+    assert (
+        path.stat().st_mode == (tmp_path / "other").stat().st_mode
+    )  # others may read what others may read
 
 
 SHAPES = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3))
 
 
-@given(st.dictionaries(st.text(max_size=9), SHAPES, max_size=5),
-       st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3))
+@given(
+    st.dictionaries(st.text(max_size=9), SHAPES, max_size=5),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+)
 def test_the_library_reads_what_was_written(tmp_path_factory, shapes, metadata):
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    tensors = {name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in shapes.items()}
+    tensors = {
+        name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in shapes.items()
+    }
     write_weights(path, tensors, metadata)
     with safe_open(path, framework="pt") as file:
         assert (file.metadata() or {}) == metadata
     read = load_file(path)
     assert read.keys() == tensors.keys() and fingerprint(read) == fingerprint(tensors)
-    assert all(read[name].data_ptr() % tensor.element_size() == 0 for name, tensor in tensors.items())
+    assert all(
+        read[name].data_ptr() % tensor.element_size() == 0 for name, tensor in tensors.items()
+    )

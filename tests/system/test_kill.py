@@ -29,12 +29,29 @@ from minidpo.system.run_folder import records
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("tokens_per_s", "peak_memory_mib")
-EXPERT = ("collect.py --policy expert --noise 0.5 --split validation --tasks login-user,click-tab-2 "
-          "--instances 60 --group 1 --machine.pages 4")
-SHOWN = CollectCommand(policy="expert", noise=0.5, tasks="login-user,click-tab-2", split="validation",
-                       instances=25, group=1, machine=Machine(pages=4))
-PLAYED = replace(SHOWN, policy="model", noise=0.0, tasks="click-button,focus-text-2", instances=5, group=4,
-                 sampling=Sampling(max_new_tokens=48), machine=Machine(pages=8, device="cpu"))
+EXPERT = (
+    "collect.py --policy expert --noise 0.5 --split validation --tasks login-user,click-tab-2 "
+    "--instances 60 --group 1 --machine.pages 4"
+)
+SHOWN = CollectCommand(
+    policy="expert",
+    noise=0.5,
+    tasks="login-user,click-tab-2",
+    split="validation",
+    instances=25,
+    group=1,
+    machine=Machine(pages=4),
+)
+PLAYED = replace(
+    SHOWN,
+    policy="model",
+    noise=0.0,
+    tasks="click-button,focus-text-2",
+    instances=5,
+    group=4,
+    sampling=Sampling(max_new_tokens=48),
+    machine=Machine(pages=8, device="cpu"),
+)
 WORK = {  # four bits, and moments in eight, of which a state is saved after every other step
     "short": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=4, save_every=2),
     "sft": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=10, save_every=2),
@@ -48,6 +65,7 @@ def serve(toys):
     """For each line, [work, folder, seconds, in a write]: do it in a process of its own, killed after so many
     seconds, or then as soon as a file is being written. Answers how it ended."""
     import torch._dynamo  # noqa: F401 (which the first optimizer of each life would import)
+
     for line in sys.stdin:
         name, out, seconds, in_write = json.loads(line)
         child = os.fork()
@@ -73,10 +91,15 @@ def serve(toys):
 def server(toys):
     """A function that lets a life of this work be lived, and says how it ended."""
     code = "import sys, test_kill; test_kill.serve(sys.argv[1])"
-    process = subprocess.Popen([sys.executable, "-c", code, str(toys)], cwd=ROOT, text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env={**os.environ, "OMP_NUM_THREADS": "1",
-                                    "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(toys)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
     def live(name, out, seconds=600.0, in_write=False):
         process.stdin.write(json.dumps([name, str(out), seconds, in_write]) + "\n")
@@ -95,7 +118,9 @@ def left_behind(out):
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
         if path.name == "metrics.jsonl":
-            files[name] = [{k: v for k, v in step.items() if k not in TIMES} for step in records(path.parent)]
+            files[name] = [
+                {k: v for k, v in step.items() if k not in TIMES} for step in records(path.parent)
+            ]
         elif path.name == "episodes.jsonl":
             files[name] = read(path)
         elif path.is_file() and path.name != "episodes.metrics.jsonl":
@@ -111,7 +136,9 @@ def killed(live, work, out, kills, seed):
     assert whole
     while kills > 0:
         shutil.rmtree(out)
-        while status := live(work, out, rng.uniform(0, 0.7) * seconds if kills > 0 else 600, kills % 3 == 0):
+        while status := live(
+            work, out, rng.uniform(0, 0.7) * seconds if kills > 0 else 600, kills % 3 == 0
+        ):
             assert status == -signal.SIGKILL
             kills -= 1
         assert left_behind(out) == whole
@@ -130,20 +157,29 @@ def test_training_killed_now_and_then_leaves_the_same_files(live, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", ["sft", "dpo"])
-def test_training_killed_fifteen_times_at_random_moments_leaves_the_same_files(live, tmp_path, work):
+def test_training_killed_fifteen_times_at_random_moments_leaves_the_same_files(
+    live, tmp_path, work
+):
     killed(live, work, tmp_path / "run", kills=15, seed=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", ["expert", "model"])
-def test_collecting_killed_fifteen_times_at_random_moments_leaves_the_same_episodes(live, tmp_path, work):
+def test_collecting_killed_fifteen_times_at_random_moments_leaves_the_same_episodes(
+    live, tmp_path, work
+):
     killed(live, work, tmp_path / "run", kills=15, seed=3)
 
 
 def start(command: str, out: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, *command.split(), "--out", str(out)], cwd=ROOT,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, *command.split(), "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 @pytest.mark.slow

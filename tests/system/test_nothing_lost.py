@@ -36,8 +36,11 @@ both_stages = pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
 
 def content(folder):
     """Every file of a folder, but the lock."""
-    return {path: path.read_bytes() for path in Path(folder).rglob("*")
-            if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 # ---- a full disk ----
@@ -50,7 +53,9 @@ class Mounted:
         self.folder = folder
 
     def mount(self, *options):
-        subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "none", self.folder], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", self.folder], check=True
+        )
 
     def full(self, size):
         self.mount(f"size={size}")
@@ -98,18 +103,35 @@ def until_full(kind, source, disk, size, out):
     write_json(Path(out) / "said.json", {"said": said})
 
 
-@pytest.mark.parametrize("kind, size", [
-    pytest.param("tmpfs", 40_000, marks=pytest.mark.slow), ("tmpfs", 150_000), ("limit", 30_000)])
+@pytest.mark.parametrize(
+    "kind, size",
+    [pytest.param("tmpfs", 40_000, marks=pytest.mark.slow), ("tmpfs", 150_000), ("limit", 30_000)],
+)
 def test_a_full_disk_is_told_and_with_space_again_everything_ends_as_if_it_had_never_been(
-        folder, undisturbed, tmp_path, kind, size):  # noqa: F811
+    folder, undisturbed, tmp_path, kind, size
+):
     disk, out = tmp_path / "disk", tmp_path / "out"
     disk.mkdir()
     if kind == "tmpfs" and subprocess.run([*IN_OWN_MOUNTS, "true"], capture_output=True).returncode:
         pytest.skip("no mounts of its own on this machine")
     code = "import sys, test_nothing_lost as t; t.until_full(*sys.argv[1:])"
-    done = subprocess.run([*(IN_OWN_MOUNTS if kind == "tmpfs" else ()), sys.executable, "-c", code, kind,
-                           folder, disk, str(size), out], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [
+            *(IN_OWN_MOUNTS if kind == "tmpfs" else ()),
+            sys.executable,
+            "-c",
+            code,
+            kind,
+            folder,
+            disk,
+            str(size),
+            out,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     found = read_json(out / "said.json")
     assert found["said"]
@@ -118,8 +140,12 @@ def test_a_full_disk_is_told_and_with_space_again_everything_ends_as_if_it_had_n
         assert reason in line and str(disk / "run") in line
     for stage in (sft, dpo):
         expected, log = undisturbed[stage][1:]
-        assert {name: tensor.tolist() for name, tensor in adapter(out / stage.__name__).items()} == expected
-        assert [record["loss"] for record in records(out / stage.__name__)] == [r["loss"] for r in log]
+        assert {
+            name: tensor.tolist() for name, tensor in adapter(out / stage.__name__).items()
+        } == expected
+        assert [record["loss"] for record in records(out / stage.__name__)] == [
+            r["loss"] for r in log
+        ]
     assert [episode.seed for episode in read(out / "episodes.jsonl")] == list(range(200))
     hidden = {path.name for path in out.rglob(".*")}
     assert hidden <= {".lock"}
@@ -141,7 +167,8 @@ COMMANDS = (
     "train.py sft --machine.device cpu --model {folder}/base --data {folder}/demos.jsonl --sft.steps 1",
     "collect.py --policy expert --instances 1 --group 1 --tasks click-button",
     "evaluate.py --machine.device cpu --episodes 1 --tasks click-button",
-    "train.py loop --machine.device cpu")
+    "train.py loop --machine.device cpu",
+)
 IN_TURN = """
 import runpy, sys
 for command in sys.argv[1:]:
@@ -158,8 +185,12 @@ def test_a_read_only_folder_is_one_line(folder, tmp_path):  # noqa: F811
     if subprocess.run([*IN_OWN_MOUNTS, "true"], capture_output=True).returncode:
         pytest.skip("no mounts of its own on this machine")
     commands = [f"{command.format(folder=folder)} --out {tmp_path}/run" for command in COMMANDS]
-    done = subprocess.run([*IN_OWN_MOUNTS, "sh", "-c", READ_ONLY, tmp_path, sys.executable, "-c", IN_TURN,
-                           *commands], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*IN_OWN_MOUNTS, "sh", "-c", READ_ONLY, tmp_path, sys.executable, "-c", IN_TURN, *commands],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode == 77:
         pytest.skip(f"no file system of its own on this machine: {done.stderr}")
     assert done.returncode == 0 and "Traceback" not in done.stderr
@@ -178,8 +209,12 @@ class Held:
     def __init__(self, path, kind):
         path.parent.mkdir(parents=True, exist_ok=True)
         code = f"import fcntl; file = open({str(path)!r}, 'a'); fcntl.{kind}(file, fcntl.LOCK_EX)"
-        self.process = subprocess.Popen([sys.executable, "-uc", f"{code}; print('held'); input()"], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, "-uc", f"{code}; print('held'); input()"],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert self.process.stdout.readline() == "held\n"
 
     def __enter__(self):
@@ -194,9 +229,13 @@ class Held:
 
 @both_stages
 def test_a_run_folder_has_one_process_and_is_free_when_that_was_killed(
-        folder, undisturbed, tmp_path, stage):  # noqa: F811
+    folder, undisturbed, tmp_path, stage
+):
     out = tmp_path / "run"
-    with Held(out / ".lock", "lockf"), pytest.raises(ValueError, match="run: another process is writing to"):
+    with (
+        Held(out / ".lock", "lockf"),
+        pytest.raises(ValueError, match="run: another process is writing to"),
+    ):
         stage(folder, out)
     assert content(out) == {}
     assert stage(folder, out) == undisturbed[stage][1:]
@@ -204,19 +243,27 @@ def test_a_run_folder_has_one_process_and_is_free_when_that_was_killed(
 
 def test_a_loop_folder_has_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "collect", lambda *_: pytest.fail("played"))
-    with Held(tmp_path / ".lock", "lockf"), pytest.raises(ValueError, match="another process is writing to"):
+    with (
+        Held(tmp_path / ".lock", "lockf"),
+        pytest.raises(ValueError, match="another process is writing to"),
+    ):
         loop.loop(replace(SMALL, out=tmp_path))
     assert content(tmp_path) == {}
 
 
 def test_a_file_of_episodes_and_so_an_evaluation_has_one_process(tmp_path):
     from minidpo.results import evaluate
+
     here = replace(SMALL.machine, pages=1)
     with Held(tmp_path / "base.jsonl", "flock"):
         with pytest.raises(ValueError, match="base.jsonl: another process is writing to it"):
-            evaluate.evaluate(EvaluateCommand(tasks="click-button", episodes=1, out=tmp_path, machine=here))
+            evaluate.evaluate(
+                EvaluateCommand(tasks="click-button", episodes=1, out=tmp_path, machine=here)
+            )
         with pytest.raises(ValueError, match="base.jsonl: another process is writing to it"):
-            collect(CollectCommand(policy="expert", tasks="click-button", out=tmp_path / "base.jsonl"))
+            collect(
+                CollectCommand(policy="expert", tasks="click-button", out=tmp_path / "base.jsonl")
+            )
     assert content(tmp_path) == {tmp_path / "base.jsonl": b""}
 
 
@@ -232,7 +279,9 @@ def test_an_evaluation_keeps_out_of_the_folder_of_a_run(tmp_path):
 
 def test_a_loop_starts_from_a_loop_only(tmp_path):
     RunFolder(tmp_path / "sft", {"model": "a", "machine": {}}).begin()
-    with pytest.raises(ValueError, match="sft holds a run that is no loop: start names the folder of one"):
+    with pytest.raises(
+        ValueError, match="sft holds a run that is no loop: start names the folder of one"
+    ):
         loop.Loop(replace(SMALL, out=tmp_path / "loop", start=tmp_path / "sft"))
 
 
@@ -242,7 +291,9 @@ def test_a_run_may_begin_twice_in_its_own_process_and_keeps_its_lock(tmp_path):
     run.begin()
     code = f"from minidpo.system.run_folder import RunFolder; RunFolder({str(tmp_path)!r}, {{}}).begin()"
     other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert other.stderr.splitlines()[-1] == f"ValueError: {tmp_path}: another process is writing to it"
+    assert (
+        other.stderr.splitlines()[-1] == f"ValueError: {tmp_path}: another process is writing to it"
+    )
 
 
 def test_settings_that_another_process_brought_in_the_meantime_are_not_overwritten(tmp_path):
@@ -260,14 +311,21 @@ def test_settings_that_another_process_brought_in_the_meantime_are_not_overwritt
 def damaged(data, rng):
     """Cut short, a bit flipped somewhere, or a piece overwritten."""
     at = rng.randrange(len(data))
-    return rng.choice([data[:at], data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1:],
-                       data[:at] + bytes(min(16, len(data) - at)) + data[at + 16:]])
+    return rng.choice(
+        [
+            data[:at],
+            data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+            data[:at] + bytes(min(16, len(data) - at)) + data[at + 16 :],
+        ]
+    )
 
 
 def test_no_damage_to_a_state_goes_unnoticed(tmp_path):
     run, rng = RunFolder(tmp_path, {}), random.Random(1)
     run.begin()
-    run.save_state(3, {"param.weight": torch.arange(6.0).view(2, 3), "optimizer.0.0.step": torch.tensor(3.0)})
+    run.save_state(
+        3, {"param.weight": torch.arange(6.0).view(2, 3), "optimizer.0.0.step": torch.tensor(3.0)}
+    )
     data = run.state.read_bytes()
     for _ in range(400):
         run.state.write_bytes(broken := damaged(data, rng))
@@ -279,7 +337,11 @@ def test_no_damage_to_a_state_goes_unnoticed(tmp_path):
 
 
 def test_no_damage_to_the_references_scores_goes_unnoticed(tmp_path):
-    path, rng, scores = tmp_path / "reference.safetensors", random.Random(2), torch.tensor([-1.5, -0.1])
+    path, rng, scores = (
+        tmp_path / "reference.safetensors",
+        random.Random(2),
+        torch.tensor([-1.5, -0.1]),
+    )
     cached(path, "key", lambda: scores)
     data = path.read_bytes()
     for _ in range(400):
@@ -295,7 +357,7 @@ def test_an_adapter_that_was_cut_short_is_refused_wherever_it_was_cut(folder, tm
     for name in lora.FILES:
         data = (cut / name).read_bytes()
         for _ in range(50):
-            (cut / name).write_bytes(data[:rng.randrange(len(data) - 2)])
+            (cut / name).write_bytes(data[: rng.randrange(len(data) - 2)])
             with pytest.raises(ValueError, match=f"{name}: not"):
                 lora.load(tiny.model(), cut)
         (cut / name).write_bytes(data)
@@ -308,9 +370,11 @@ def test_an_adapter_with_a_flipped_bit_is_refused(folder, tmp_path):  # noqa: F8
     header = 8 + int.from_bytes(data[:8], "little")
     for _ in range(50):
         at = rng.randrange(header, len(data))
-        flipped = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1:]
+        flipped = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
         (bad / lora.WEIGHTS).write_bytes(flipped)
-        with pytest.raises(ValueError, match="adapter_model.safetensors: damaged: its checksum is wrong"):
+        with pytest.raises(
+            ValueError, match="adapter_model.safetensors: damaged: its checksum is wrong"
+        ):
             lora.load(tiny.model(), bad)
 
 
@@ -318,7 +382,9 @@ def test_a_log_that_was_lost_or_damaged_is_told_with_its_line(folder, tmp_path):
     run = RunFolder(tmp_path, {})
     run.begin()
     run.log({"step": 1})
-    with pytest.raises(ValueError, match="metrics.jsonl: holds 1 steps, but state.safetensors is of step 2"):
+    with pytest.raises(
+        ValueError, match="metrics.jsonl: holds 1 steps, but state.safetensors is of step 2"
+    ):
         run.truncate_log(2)
     with open(run.metrics, "a") as file:
         file.write('{"step": 2, "lo\n')
@@ -339,7 +405,9 @@ def test_a_state_without_its_settings_is_refused_because_it_may_be_another_optim
 # ---- versions, and what is read at all ----
 
 
-def test_settings_of_another_version_are_refused_and_those_from_before_it_was_written_are_not(tmp_path):
+def test_settings_of_another_version_are_refused_and_those_from_before_it_was_written_are_not(
+    tmp_path,
+):
     RunFolder(tmp_path, {"lr": 1}).begin()
     assert read_json(tmp_path / "config.json") == {"version": 1, "lr": 1}
     write_json(tmp_path / "config.json", {"lr": 1})
@@ -357,7 +425,9 @@ def test_a_reference_of_another_version_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr("minidpo.learning.reference.VERSION", "2")
         cached(path, "key", lambda: torch.ones(2))
-    with pytest.raises(ValueError, match="reference.safetensors: made by another version of minidpo"):
+    with pytest.raises(
+        ValueError, match="reference.safetensors: made by another version of minidpo"
+    ):
         cached(path, "key", lambda: torch.ones(2))
 
 
@@ -366,7 +436,9 @@ def test_quantised_weights_of_another_version_are_refused(folder, tmp_path, monk
         later.setattr("minidpo.memory.quantised.VERSION", "2")
         load_quantised(folder / "base", torch.float32, "cpu", tmp_path)
     before = content(tmp_path)
-    with pytest.raises(ValueError, match="of another version of minidpo: give another cache, or delete"):
+    with pytest.raises(
+        ValueError, match="of another version of minidpo: give another cache, or delete"
+    ):
         load_quantised(folder / "base", torch.float32, "cpu", tmp_path)
     assert content(tmp_path) == before
 
@@ -386,14 +458,41 @@ def forbidden(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
-            yield from (name for name in names if name.split(".")[0] in (
-                "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"))
+            yield from (
+                name
+                for name in names
+                if name.split(".")[0]
+                in (
+                    "pickle",
+                    "cPickle",
+                    "_pickle",
+                    "dill",
+                    "cloudpickle",
+                    "joblib",
+                    "shelve",
+                    "marshal",
+                    "yaml",
+                )
+            )
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            if called in ("eval", "exec", "torch.load", "torch.save", "numpy.load", "np.load", "__import__"):
+            if called in (
+                "eval",
+                "exec",
+                "torch.load",
+                "torch.save",
+                "numpy.load",
+                "np.load",
+                "__import__",
+            ):
                 yield called
-            if called.rpartition(".")[2] in ("all_gather_object", "broadcast_object_list", "gather_object",
-                                             "scatter_object_list", "read_pickle"):
+            if called.rpartition(".")[2] in (
+                "all_gather_object",
+                "broadcast_object_list",
+                "gather_object",
+                "scatter_object_list",
+                "read_pickle",
+            ):
                 yield called
 
 
@@ -402,8 +501,16 @@ def test_nothing_that_is_read_can_run(path):
     assert list(forbidden(ast.parse(path.read_text()))) == []
 
 
-@pytest.mark.parametrize("line", ["import pickle", "from torch import nn; torch.load(f)", "eval(x)",
-                                  "from dill import loads", "numpy.load(f, allow_pickle=True)",
-                                  "dist.all_gather_object(a, b)"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from torch import nn; torch.load(f)",
+        "eval(x)",
+        "from dill import loads",
+        "numpy.load(f, allow_pickle=True)",
+        "dist.all_gather_object(a, b)",
+    ],
+)
 def test_what_could_run_is_found(line):
     assert list(forbidden(ast.parse(line)))

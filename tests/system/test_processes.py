@@ -22,8 +22,18 @@ from test_sft_dpo import HERE, WRONG, adapter, episodes_file, tiny
 from minidpo import commands
 from minidpo.acting import collect
 from minidpo.acting.policies import Job
-from minidpo.config import (DPO, GRPO, PPO, RM, SFT, DPOCommand, GRPOCommand, PPOCommand, RMCommand,
-                            SFTCommand)
+from minidpo.config import (
+    DPO,
+    GRPO,
+    PPO,
+    RM,
+    SFT,
+    DPOCommand,
+    GRPOCommand,
+    PPOCommand,
+    RMCommand,
+    SFTCommand,
+)
 from minidpo.data.episodes import Writer, read
 from minidpo.learning import preferences
 from minidpo.learning import sft as learning_sft
@@ -40,22 +50,41 @@ from minidpo.system.run_folder import records
 ROOT = Path(__file__).parents[2]
 TIMES = ("tokens_per_s", "peak_memory_mib")
 SMALL = {"steps": 4, "lr": 1e-4, "warmup": 1, "save_every": 1}
-LOSSES = {"dpo": DPO(batch=5, **SMALL), "kto": DPO(batch=3, loss="kto", pairs="unpaired", **SMALL),
-          "dpo8bit": DPO(batch=1, optimizer="adamw8bit", loss="ipo_sum", nll=0.5, **SMALL)}  # rank 1 idles
-OTHERS = {"grpo": (train_grpo, GRPOCommand, GRPO(batch=8, kl=0.1, **SMALL)),
-          "ppo": (train_ppo, PPOCommand, PPO(batch=8, **SMALL)),
-          "rm": (train_rm, RMCommand, RM(batch=5, held_out=0.4, **SMALL))}
+LOSSES = {
+    "dpo": DPO(batch=5, **SMALL),
+    "kto": DPO(batch=3, loss="kto", pairs="unpaired", **SMALL),
+    "dpo8bit": DPO(batch=1, optimizer="adamw8bit", loss="ipo_sum", nll=0.5, **SMALL),
+}  # rank 1 idles
+OTHERS = {
+    "grpo": (train_grpo, GRPOCommand, GRPO(batch=8, kl=0.1, **SMALL)),
+    "ppo": (train_ppo, PPOCommand, PPO(batch=8, **SMALL)),
+    "rm": (train_rm, RMCommand, RM(batch=5, held_out=0.4, **SMALL)),
+}
 
 
 def prepared(folder):
     """A base, an adapter that does something, demonstrations and rollouts of five instances."""
     tiny.checkpoint(folder / "base")
     right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
-    episodes_file(folder / "demos.jsonl", [tiny.episode(both if n % 2 else right, seed=n) for n in range(5)])
-    group = [(right, "solved"), (both, "solved"), ((WRONG,), "failed"), ((tiny.CLICK_1, WRONG), "limit")]
-    episodes_file(folder / "rollouts.jsonl", [
-        tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
-        for seed in range(5) for index, (said, outcome) in enumerate(group)])
+    episodes_file(
+        folder / "demos.jsonl", [tiny.episode(both if n % 2 else right, seed=n) for n in range(5)]
+    )
+    group = [
+        (right, "solved"),
+        (both, "solved"),
+        ((WRONG,), "failed"),
+        ((tiny.CLICK_1, WRONG), "limit"),
+    ]
+    episodes_file(
+        folder / "rollouts.jsonl",
+        [
+            tiny.episode(
+                said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}."
+            )
+            for seed in range(5)
+            for index, (said, outcome) in enumerate(group)
+        ],
+    )
     model, _ = loading.open_base(str(folder / "base"), HERE)
     lora.attach(model, LoRAConfig(rank=128), torch.Generator().manual_seed(8))
     with torch.no_grad():
@@ -65,14 +94,29 @@ def prepared(folder):
 
 
 def sft(folder, out, **options):
-    train_sft(SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=out, machine=HERE,
-                          lora=LoRAConfig(rank=4, dropout=options.pop("dropout", 0.0)),
-                          sft=SFT(**{"batch": 4, **SMALL, **options})))
+    train_sft(
+        SFTCommand(
+            str(folder / "base"),
+            (folder / "demos.jsonl",),
+            out=out,
+            machine=HERE,
+            lora=LoRAConfig(rank=4, dropout=options.pop("dropout", 0.0)),
+            sft=SFT(**{"batch": 4, **SMALL, **options}),
+        )
+    )
 
 
 def dpo(folder, out, options):
-    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
-                          out=out, machine=HERE, dpo=options))
+    train_dpo(
+        DPOCommand(
+            str(folder / "base"),
+            folder / "adapter",
+            data=(folder / "rollouts.jsonl",),
+            out=out,
+            machine=HERE,
+            dpo=options,
+        )
+    )
 
 
 def train_all(folder, count):
@@ -80,8 +124,16 @@ def train_all(folder, count):
     for name, options in LOSSES.items():
         dpo(folder, folder / f"{count}-{name}", options)
     for name, (train, command, options) in OTHERS.items():
-        train(command(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
-                      out=folder / f"{count}-{name}", machine=HERE, **{name: options}))
+        train(
+            command(
+                str(folder / "base"),
+                adapter=folder / "adapter",
+                data=(folder / "rollouts.jsonl",),
+                out=folder / f"{count}-{name}",
+                machine=HERE,
+                **{name: options},
+            )
+        )
 
 
 def work(folder):
@@ -98,7 +150,9 @@ def work(folder):
     except (OSError, ValueError) as error:
         said.append(str(error))
     real = learning_sft.batch_scores
-    learning_sft.batch_scores = lambda *args: real(*args) * (float("nan") if processes.rank() == 1 else 1)
+    learning_sft.batch_scores = lambda *args: (
+        real(*args) * (float("nan") if processes.rank() == 1 else 1)
+    )
     try:
         sft(folder, folder / "nan")
     except ValueError as error:
@@ -116,12 +170,25 @@ def spawn(n, *command):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return [subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, text=True,
-                             stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                             env={**os.environ, **group, "RANK": str(k), "LOCAL_RANK": str(k)})
-            for k in range(n)]
+    group = {
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=ROOT,
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **group, "RANK": str(k), "LOCAL_RANK": str(k)},
+        )
+        for k in range(n)
+    ]
 
 
 def ended(started, timeout=1200):
@@ -134,8 +201,10 @@ def folder(tmp_path_factory):
     """Everything trained by one process, and by two."""
     folder = tmp_path_factory.mktemp("parallel")
     prepared(folder)
-    code = ("import pathlib, sys; from minidpo.system.command_line import main; import test_processes as t; "
-            "main(lambda given: t.work(pathlib.Path(given[0])))")
+    code = (
+        "import pathlib, sys; from minidpo.system.command_line import main; import test_processes as t; "
+        "main(lambda given: t.work(pathlib.Path(given[0])))"
+    )
     started = spawn(2, "-c", code, folder)
     train_all(folder, "one")
     for (_, err), status in ended(started):
@@ -171,8 +240,10 @@ def test_two_processes_train_the_adapter_of_one_and_log_its_numbers(folder, name
     expected = adapter(one)
     for key, tensor in adapter(two).items():
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=1e-6)
-    logs = [[{k: v for k, v in record.items() if k not in TIMES} for record in records(run)]
-            for run in (one, two)]
+    logs = [
+        [{k: v for k, v in record.items() if k not in TIMES} for record in records(run)]
+        for run in (one, two)
+    ]
     assert len(logs[0]) == len(logs[1]) == 4 and logs[0][0].keys() == logs[1][0].keys()
     for record, wanted in zip(*logs):
         assert record == pytest.approx(wanted, rel=1e-6, abs=1e-6)
@@ -180,12 +251,16 @@ def test_two_processes_train_the_adapter_of_one_and_log_its_numbers(folder, name
 
 def test_what_two_hold_out_and_value_is_what_one_does(folder):
     for name in ("ppo", "rm"):
-        one, two = (load_file(folder / f"{count}-{name}/adapter/head.safetensors")
-                    for count in ("one", "two"))
+        one, two = (
+            load_file(folder / f"{count}-{name}/adapter/head.safetensors")
+            for count in ("one", "two")
+        )
         assert one.keys() == two.keys()
         for key, tensor in two.items():
             torch.testing.assert_close(tensor, one[key], rtol=0, atol=1e-6)
-    one, two = (json.loads((folder / f"{count}-rm/result.json").read_text()) for count in ("one", "two"))
+    one, two = (
+        json.loads((folder / f"{count}-rm/result.json").read_text()) for count in ("one", "two")
+    )
     assert one["held_out"] == pytest.approx(two["held_out"], abs=1e-6)
     assert one["best_of_n"] == two["best_of_n"]
 
@@ -198,7 +273,9 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused_before_anything_is_read(monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for fits in ("cpu", "cuda", "cuda:1"):
         processes.require_own_gpu(torch.device(fits))
-    with pytest.raises(ValueError, match="each process needs its own GPU: start at most 2, and leave out"):
+    with pytest.raises(
+        ValueError, match="each process needs its own GPU: start at most 2, and leave out"
+    ):
         processes.require_own_gpu(torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="start at most 1"):
@@ -215,7 +292,9 @@ def test_scoring_waits_for_the_slowest_rank_before_what_has_the_patience_of_a_st
     """A rank's share of all trajectories may take hours, and nothing of it is kept before all are done."""
     called = []
     monkeypatch.setattr(preferences, "micro_batches", lambda *_: called.append("share") or [])
-    monkeypatch.setattr(preferences, "all_gather", lambda _, phase=False: called.append(f"wait {phase}"))
+    monkeypatch.setattr(
+        preferences, "all_gather", lambda _, phase=False: called.append(f"wait {phase}")
+    )
     monkeypatch.setattr(preferences, "sum_over_ranks", lambda _: called.append("sum"))
     preferences.over_all(None, [1, 2], SimpleNamespace(head_weight=torch.zeros(1)), HERE, None)
     assert called == ["share", "wait True", "sum"]
@@ -229,8 +308,10 @@ def test_an_error_in_one_rank_is_raised_in_all_and_nothing_of_that_step_is_kept(
     assert full == "no space left in rank 1"
     assert re.fullmatch(r"click-button seed \d episode 0: its score is nan; .*", odd)
     assert records(folder / "nan") == [] and not (folder / "nan" / "state.safetensors").exists()
-    assert dropout == ("dropout is drawn a micro-batch at a time, and would be drawn otherwise in 2 "
-                       "processes; start it without torchrun")
+    assert dropout == (
+        "dropout is drawn a micro-batch at a time, and would be drawn otherwise in 2 "
+        "processes; start it without torchrun"
+    )
 
 
 @given(st.lists(st.integers(1, 99), max_size=30), st.integers(1, 8))
@@ -241,8 +322,11 @@ def test_every_part_has_one_owner_and_nobody_has_much_more_than_another(costs, r
     assert max(loads) - min(loads) <= max(costs, default=0)
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 2)), unique=True),
-       st.integers(1, 4), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 2)), unique=True),
+    st.integers(1, 4),
+    st.data(),
+)
 def test_instances_are_dealt_out_whole_and_each_job_once(keys, ranks, data):
     jobs = [Job(*key, limit=9) for key in keys]
     done = set(data.draw(st.lists(st.sampled_from(keys), unique=True)) if keys else ())
@@ -262,7 +346,9 @@ def test_what_a_killed_run_of_more_processes_left_beside_its_file_is_taken_into_
     out = tmp_path / "episodes.jsonl"
     whole = [tiny.episode(seed=seed) for seed in range(6)]
     episodes_file(out, whole[:2])
-    episodes_file(tmp_path / "episodes.jsonl.rank1", whole[1:4])  # one of them was taken before the kill
+    episodes_file(
+        tmp_path / "episodes.jsonl.rank1", whole[1:4]
+    )  # one of them was taken before the kill
     with open(tmp_path / "episodes.jsonl.rank1", "a") as file:
         file.write(whole[4].to_json()[:99])
     (tmp_path / "episodes.jsonl.rank2").touch()
@@ -272,7 +358,9 @@ def test_what_a_killed_run_of_more_processes_left_beside_its_file_is_taken_into_
         writer.extend(whole[4:])
         collect.merge_rank_files(writer, [e.key for e in reversed(whole)])
     assert read(out) == whole[::-1] and {path.name for path in tmp_path.iterdir()} == {
-        out.name, "episodes.jsonl.ranked"}
+        out.name,
+        "episodes.jsonl.ranked",
+    }
 
 
 def test_a_file_that_another_process_still_plays_to_is_not_taken(tmp_path):
@@ -286,12 +374,33 @@ def test_a_file_that_another_process_still_plays_to_is_not_taken(tmp_path):
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-TRAIN = ("train.py", "sft", "--sft.steps", "30", "--sft.batch", "2", "--sft.save-every", "4", "--lora.rank",
-         "4", "--machine.device", "cpu")
+TRAIN = (
+    "train.py",
+    "sft",
+    "--sft.steps",
+    "30",
+    "--sft.batch",
+    "2",
+    "--sft.save-every",
+    "4",
+    "--lora.rank",
+    "4",
+    "--machine.device",
+    "cpu",
+)
 
 
 def train(folder, out, *before):
-    return [*before, *TRAIN, "--model", folder / "base", "--data", folder / "demos.jsonl", "--out", out]
+    return [
+        *before,
+        *TRAIN,
+        "--model",
+        folder / "base",
+        "--data",
+        folder / "demos.jsonl",
+        "--out",
+        out,
+    ]
 
 
 def logged(out):
@@ -307,7 +416,9 @@ def wait_for(true, seconds=120):
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_number(folder, tmp_path, killed):
+def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_number(
+    folder, tmp_path, killed
+):
     started = spawn(2, *train(folder, tmp_path / "run"))
     wait_for(lambda: logged(tmp_path / "run") > 5)
     started[killed].kill()
@@ -331,14 +442,22 @@ def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_numb
 def test_torchrun_ends_a_run_that_lost_a_process_and_goes_on_to_the_same_bytes(folder, tmp_path):
     def torchrun(out):
         command = [sys.executable, *map(str, train(folder, out, *TORCHRUN))]
-        return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                                env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert torchrun(whole).communicate() and (whole / "done").is_file()
     process = torchrun(killed)
     wait_for(lambda: logged(killed) > 5)
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    ranks = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     assert len(ranks) == 2
     os.kill(int(ranks[1]), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
@@ -358,8 +477,24 @@ def played(folder, n, *command):
 
 @pytest.mark.slow
 def test_collect_in_any_number_of_processes_and_killed_in_between_writes_the_file_of_one(tmp_path):
-    command = ("collect.py", "--policy", "expert", "--noise", "0.5", "--split", "validation", "--tasks",
-               "login-user,click-tab-2", "--instances", "60", "--group", "2", "--machine.pages", "3", "--out")
+    command = (
+        "collect.py",
+        "--policy",
+        "expert",
+        "--noise",
+        "0.5",
+        "--split",
+        "validation",
+        "--tasks",
+        "login-user,click-tab-2",
+        "--instances",
+        "60",
+        "--group",
+        "2",
+        "--machine.pages",
+        "3",
+        "--out",
+    )
     one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
     played(tmp_path, 1, *command, one)
     for n in (3, 2):
@@ -373,34 +508,79 @@ def test_collect_in_any_number_of_processes_and_killed_in_between_writes_the_fil
     assert read(many) == read(one) and len(read(one)) == 240
     assert said.startswith(f"{many}: 240 episodes")
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"{name}.{kind}" for name in ("one", "many") for kind in ("jsonl", "metrics.jsonl")}
+        f"{name}.{kind}" for name in ("one", "many") for kind in ("jsonl", "metrics.jsonl")
+    }
 
 
 @pytest.mark.slow
 def test_the_whole_loop_in_two_processes_plays_and_learns_what_it_does_in_one(tmp_path):
-    command = ("train.py", "loop", "--tasks", "enter-text,click-option", "--demonstrations", "2",
-               "--instances", "3", "--group", "4", "--episodes", "3", "--sampled", "1", "--validation", "2",
-               "--rounds", "2", "--sft.steps", "3", "--dpo.steps", "3", "--machine.pages", "4",
-               "--machine.device", "cpu", "--sampling.max-new-tokens", "48", "--out")
+    command = (
+        "train.py",
+        "loop",
+        "--tasks",
+        "enter-text,click-option",
+        "--demonstrations",
+        "2",
+        "--instances",
+        "3",
+        "--group",
+        "4",
+        "--episodes",
+        "3",
+        "--sampled",
+        "1",
+        "--validation",
+        "2",
+        "--rounds",
+        "2",
+        "--sft.steps",
+        "3",
+        "--dpo.steps",
+        "3",
+        "--machine.pages",
+        "4",
+        "--machine.device",
+        "cpu",
+        "--sampling.max-new-tokens",
+        "48",
+        "--out",
+    )
     one, two = tmp_path / "one", tmp_path / "two"
     played(tmp_path, 1, *command, one)
     played(tmp_path, 2, *command, two)
     results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
     names = ("version", "agents", "comparison", "validation", "kept_round")
     assert [results[0][name] for name in names] == [results[1][name] for name in names]
-    files = [{str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} for out in (one, two)]
+    files = [
+        {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+        for out in (one, two)
+    ]
     assert files[0] == files[1]
     for path in (one / "sft", one / "round-1" / "dpo"):
         for name, tensor in adapter(path).items():
-            torch.testing.assert_close(adapter(two / path.relative_to(one))[name], tensor, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                adapter(two / path.relative_to(one))[name], tensor, rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.slow
 def test_evaluate_in_two_processes_writes_the_episodes_and_results_of_one(tmp_path):
-    command = ("evaluate.py", "--tasks", "click-button,enter-text", "--episodes", "5", "--machine.pages", "3",
-               "--machine.device", "cpu", "--out")
+    command = (
+        "evaluate.py",
+        "--tasks",
+        "click-button,enter-text",
+        "--episodes",
+        "5",
+        "--machine.pages",
+        "3",
+        "--machine.device",
+        "cpu",
+        "--out",
+    )
     for n in (1, 2):
         played(tmp_path, n, *command, tmp_path / str(n))
-    assert read(tmp_path / "1" / "base.jsonl") == read(tmp_path / "2" / "base.jsonl")  # to the last log-prob
+    assert read(tmp_path / "1" / "base.jsonl") == read(
+        tmp_path / "2" / "base.jsonl"
+    )  # to the last log-prob
     one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in "12")
     assert one == two and (tmp_path / "2" / "report.html").is_file()

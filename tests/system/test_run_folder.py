@@ -38,7 +38,9 @@ def test_a_folder_in_which_a_run_was_begun_and_left_nothing_may_hold_another(tmp
         RunFolder(tmp_path, CONFIG)
 
 
-def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(tmp_path):
+def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(
+    tmp_path,
+):
     RunFolder(tmp_path, CONFIG).begin()
     (tmp_path / "metrics.jsonl").touch()
     newer = {**CONFIG, "lora": {**CONFIG["lora"], "rank": 8}}
@@ -49,19 +51,43 @@ def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_
 
 
 def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
-    run = {"out": "runs/a", "rounds": 1, "patience": 2, "track": None, "start": "runs/b", "model": "nano",
-           "data": ["a/x.jsonl"], "golden": None, "data_sha256": ["1"], "adapter": "a/sft/adapter",
-           "adapter_sha256": ["2", "3"], "reference": None, "reference_sha256": None,
-           "dpo": {"lr": 1e-3, "save_every": 25}, "machine": {"pages": 16, "dtype": "auto"}}
-    moved = {"out": "/b", "rounds": 3, "patience": 5, "track": "mlflow", "start": "/b/b", "rates_of": "nano",
-             "data": ["/b/x.jsonl"], "adapter": "/b/sft/adapter", "dpo": {"lr": 1e-3, "save_every": 5},
-             "machine": {"pages": 4, "dtype": "auto"}}
+    run = {
+        "out": "runs/a",
+        "rounds": 1,
+        "patience": 2,
+        "track": None,
+        "start": "runs/b",
+        "model": "nano",
+        "data": ["a/x.jsonl"],
+        "golden": None,
+        "data_sha256": ["1"],
+        "adapter": "a/sft/adapter",
+        "adapter_sha256": ["2", "3"],
+        "reference": None,
+        "reference_sha256": None,
+        "dpo": {"lr": 1e-3, "save_every": 25},
+        "machine": {"pages": 16, "dtype": "auto"},
+    }
+    moved = {
+        "out": "/b",
+        "rounds": 3,
+        "patience": 5,
+        "track": "mlflow",
+        "start": "/b/b",
+        "rates_of": "nano",
+        "data": ["/b/x.jsonl"],
+        "adapter": "/b/sft/adapter",
+        "dpo": {"lr": 1e-3, "save_every": 5},
+        "machine": {"pages": 4, "dtype": "auto"},
+    }
     assert changed_settings(run, {**run, **moved}) == ""
-    for changes, says in (({"start": None}, "start True, now False"),
-                          ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
-                          ({"golden": "g.jsonl"}, "golden False, now True"),
-                          ({"model": "/b/nano"}, "model nano, now /b/nano"),
-                          ({"machine": {"dtype": "bfloat16"}}, "machine.dtype auto, now bfloat16")):
+    for changes, says in (
+        ({"start": None}, "start True, now False"),
+        ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
+        ({"golden": "g.jsonl"}, "golden False, now True"),
+        ({"model": "/b/nano"}, "model nano, now /b/nano"),
+        ({"machine": {"dtype": "bfloat16"}}, "machine.dtype auto, now bfloat16"),
+    ):
         assert changed_settings(run, {**run, **moved, **changes}) == says
 
 
@@ -72,7 +98,9 @@ def test_seconds_are_added_up_and_those_of_another_version_are_refused(tmp_path)
     assert read_json(path) == {"version": 1, "sft": 9.5}
     assert Clock(path).seconds == {"sft": 9.5}
     path.write_text('{"version": 2, "sft": 9.5}')
-    with pytest.raises(ValueError, match="seconds.json: of format version 2, but this minidpo knows 1"):
+    with pytest.raises(
+        ValueError, match="seconds.json: of format version 2, but this minidpo knows 1"
+    ):
         Clock(path)
 
 
@@ -137,7 +165,11 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         run.save_state(4, STATE)
     assert run.load_state()[0] == 3
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "config.json", "state.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".lock",
+        "config.json",
+        "state.safetensors",
+    }
 
 
 def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
@@ -162,7 +194,9 @@ def test_a_state_that_a_kill_left_beside_done_goes_with_the_next_start(tmp_path)
 def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.state.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"state.safetensors: not a complete .*; delete it to start again"):
+    with pytest.raises(
+        ValueError, match=r"state.safetensors: not a complete .*; delete it to start again"
+    ):
         run.load_state()
     save_file(STATE, run.state, {"step": "3"})
     with pytest.raises(ValueError, match="made by another version; delete it"):

@@ -1,4 +1,5 @@
 """Which Chromium is run, with which arguments, and how it is killed when this process ends."""
+
 import contextlib
 import os
 import shutil
@@ -42,13 +43,17 @@ def find_chromium(*, shell: bool = True) -> str:
             raise EnvError(f"MINIDPO_CHROMIUM={named} is not a program")
         return named
     store = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
-    for builds, names in ((SHELL, FULL) if shell else (FULL,)):
-        newest_first = sorted(store.glob(builds), key=lambda path: (len(str(path)), path), reverse=True)
+    for builds, names in (SHELL, FULL) if shell else (FULL,):
+        newest_first = sorted(
+            store.glob(builds), key=lambda path: (len(str(path)), path), reverse=True
+        )
         for path in (*newest_first, *map(shutil.which, names)):
             if path is not None:
                 return str(path)
-    raise EnvError("no Chromium found: run `playwright install --with-deps chromium`, or install "
-                   "the package chromium or google-chrome, or name a browser in MINIDPO_CHROMIUM")
+    raise EnvError(
+        "no Chromium found: run `playwright install --with-deps chromium`, or install "
+        "the package chromium or google-chrome, or name a browser in MINIDPO_CHROMIUM"
+    )
 
 
 class Processes:
@@ -63,8 +68,13 @@ class Processes:
         self._group = group
         # a session of its own, so that a signal to this process's group does not kill the guard
         command = ["/bin/sh", "-c", self.GUARD, "guard", str(group), str(driver)]
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL, start_new_session=True)
+        self._guard = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def kill(self, *_) -> None:
         """Kill the group. Only once, because later its number may be another group's."""
@@ -81,7 +91,9 @@ async def refuse(route: Route) -> None:
     reason = "aborted"
     try:
         _ = route.request.frame
-    except Error:  # a new window has no frame yet; its popup event, which closes it, comes only if it fails
+    except (
+        Error
+    ):  # a new window has no frame yet; its popup event, which closes it, comes only if it fails
         reason = "failed"
     with contextlib.suppress(Error):  # the page is gone
         await route.abort(reason)

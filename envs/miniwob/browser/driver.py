@@ -5,6 +5,7 @@ in a new browser. If a page dies in the middle of an episode, the episode is rep
 (task, seed, actions) give the same observations, and that is checked. If nothing helps, EnvError is raised. A
 browser that is given up is killed; if Python itself is killed, a guard kills the browser.
 """
+
 import asyncio
 import contextlib
 import os
@@ -50,7 +51,9 @@ class Browser:
             if self._context is not None and self._context is not broken:
                 with contextlib.suppress(EnvError):
                     # finds out about a browser that hangs within the short deadline, not that of opening
-                    await bounded(self._devtools.send("Browser.getVersion"), "asking for the browser")
+                    await bounded(
+                        self._devtools.send("Browser.getVersion"), "asking for the browser"
+                    )
                     return await self._kind.open(self._context)
             await self._stop()
             await self._start()
@@ -63,10 +66,14 @@ class Browser:
         try:
             self._driver = await bounded(manager.start(), "starting", OPENING_S)
         except Exception as error:  # a driver that dies at once raises a bare Exception
-            raise EnvError(f"Playwright's driver does not start: {' '.join(str(error).split())}") from error
+            raise EnvError(
+                f"Playwright's driver does not start: {' '.join(str(error).split())}"
+            ) from error
         self._transport = manager._client._transport
         # Every call reports that the driver was killed, so asyncio need not print it as well.
-        self._transport.on_error_future.add_done_callback(lambda lost: lost.cancelled() or lost.exception())
+        self._transport.on_error_future.add_done_callback(
+            lambda lost: lost.cancelled() or lost.exception()
+        )
         try:
             # twice Chromium's own time, because the driver kills a Chromium that does not start
             await bounded(self._launch(program), f"starting {program}", 2 * OPENING_S)
@@ -81,15 +88,26 @@ class Browser:
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
             self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
-            chromium.on("disconnected", self._chromium.kill)  # Chromium died: kill what is left of it
-            self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
-            self._context = await chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC",
-                                                       accept_downloads=False, service_workers="block")
+            chromium.on(
+                "disconnected", self._chromium.kill
+            )  # Chromium died: kill what is left of it
+            self._transport.on_error_future.add_done_callback(
+                self._chromium.kill
+            )  # the driver died
+            self._context = await chromium.new_context(
+                viewport=VIEWPORT,
+                locale="en-US",
+                timezone_id="UTC",
+                accept_downloads=False,
+                service_workers="block",
+            )
             # A crashed tab would be silent until the deadline, a closed one fails at once.
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._kind.prepare(self._context)
         except (Error, OSError) as error:
-            words = getattr(error, "message", str(error)).split()  # of many lines, which are one here
+            words = getattr(
+                error, "message", str(error)
+            ).split()  # of many lines, which are one here
             raise EnvError(f"{program} does not start: {' '.join(words)}") from error
 
     async def _started(self, program: str):
@@ -98,11 +116,17 @@ class Browser:
         Root has none, nor, since Ubuntu 23.10, has a program that AppArmor does not know. Without a sandbox
         only MiniWoB's pages are opened, which can reach nothing.
         """
-        how = {"executable_path": program, "headless": self._headless, "args": self._args,
-               "timeout": 1000 * OPENING_S}
+        how = {
+            "executable_path": program,
+            "headless": self._headless,
+            "args": self._args,
+            "timeout": 1000 * OPENING_S,
+        }
         # the whole browser leaves a folder with a socket at each start; a longer path is too long for that
         if self._kind is not Page and len(tempfile.gettempdir()) <= 40:
-            self._scratch = tempfile.TemporaryDirectory(prefix="minidpo_", ignore_cleanup_errors=True)
+            self._scratch = tempfile.TemporaryDirectory(
+                prefix="minidpo_", ignore_cleanup_errors=True
+            )
             how["env"] = {**os.environ, "TMPDIR": self._scratch.name}
         try:
             return await self._driver.chromium.launch(**how, chromium_sandbox=os.geteuid() != 0)
@@ -110,11 +134,15 @@ class Browser:
             if "No usable sandbox" not in error.message:
                 raise
             if self._kind is not Page:
-                raise EnvError(f"{program} finds no sandbox on this system, and no page of the web is "
-                               "visited without one: name a browser that has the system's permission, "
-                               "as Google Chrome's package brings it, in MINIDPO_CHROMIUM") from None
-            print(f"{program} finds no sandbox on this system: MiniWoB's pages are opened without one",
-                  file=sys.stderr)
+                raise EnvError(
+                    f"{program} finds no sandbox on this system, and no page of the web is "
+                    "visited without one: name a browser that has the system's permission, "
+                    "as Google Chrome's package brings it, in MINIDPO_CHROMIUM"
+                ) from None
+            print(
+                f"{program} finds no sandbox on this system: MiniWoB's pages are opened without one",
+                file=sys.stderr,
+            )
             return await self._driver.chromium.launch(**how, chromium_sandbox=False)
 
     async def _stop(self) -> None:

@@ -6,6 +6,7 @@ Every action arrives as real mouse and keyboard input, so nothing can be solved 
 an action cannot be carried out, a sentence says why; if something breaks, EnvError is raised. On two cores a
 look takes 1 ms, a click 3 ms, a field of text 5 ms, a reset 5 ms.
 """
+
 import asyncio
 import json
 import re
@@ -23,12 +24,16 @@ from envs.miniwob.browser.chromium import refuse
 from envs.miniwob.tasks import HTML, url
 from envs.protocol import EnvError
 
-SCRIPTS = [Path(__file__).with_name(name) for name in ("tab.js", "episode.js", "sight.js", "page.js")]
+SCRIPTS = [
+    Path(__file__).with_name(name) for name in ("tab.js", "episode.js", "sight.js", "page.js")
+]
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 VIEWPORT = {"width": 500, "height": 500}
 MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
-OPENING_S = 60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
+OPENING_S = (
+    60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
+)
 WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # values of dates and times
 T = TypeVar("T")
 
@@ -42,7 +47,9 @@ def in_parts(text: str) -> list[str]:
     text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)[T ]?", r"\2/\3/\1 ", text)
     text = re.sub(r"^(\d{4})-W(\d\d)$", r"\2/\1", text)
     text = re.sub(r"^(\d{4})-(0[1-9]|1[0-2])$", lambda m: f"{month_name[int(m[2])]} {m[1]}", text)
-    text = re.sub(r"\b(\d\d):\d\d[\d:.]*$", lambda m: f"{m[0]} {'PM' if m[1] > '11' else 'AM'}", text)
+    text = re.sub(
+        r"\b(\d\d):\d\d[\d:.]*$", lambda m: f"{m[0]} {'PM' if m[1] > '11' else 'AM'}", text
+    )
     return [part.zfill(2) for part in re.split(r"\W+", text) if part] or [""]
 
 
@@ -104,7 +111,9 @@ class Page:
         self.task = None
         await bounded(self._tab.goto(url(task), timeout=0), f"loading {task}", OPENING_S)
         # Frees what the page before held (11 ms): 16 pages took 540 MiB after 400 episodes, not 800.
-        await bounded(self._devtools.send("HeapProfiler.collectGarbage"), f"loading {task}", OPENING_S)
+        await bounded(
+            self._devtools.send("HeapProfiler.collectGarbage"), f"loading {task}", OPENING_S
+        )
         self.task = task
 
     async def reset(self, seed: int) -> Sight:
@@ -133,7 +142,9 @@ class Page:
         calls = [("DOM.enable", {}), ("Overlay.enable", {}), ("Overlay.hideHighlight", {})]
         if "x" in spot:
             frame = {"x": int(spot["x"]) - 9, "y": int(spot["y"]) - 9, "width": 18, "height": 18}
-            calls.append(("Overlay.highlightRect", {**frame, "outlineColor": {"r": 255, "g": 90, "b": 0}}))
+            calls.append(
+                ("Overlay.highlightRect", {**frame, "outlineColor": {"r": 255, "g": 90, "b": 0}})
+            )
         for call in calls:
             await bounded(self._devtools.send(*call), "pointing")
 
@@ -143,15 +154,24 @@ class Page:
         return await bounded(command(**dict(action.args)), action.command)
 
     async def _call(self, function: str, *args: str | int) -> dict:
-        return await self._evaluate(f"mini.{function}({', '.join(map(json.dumps, args))})", function)
+        return await self._evaluate(
+            f"mini.{function}({', '.join(map(json.dumps, args))})", function
+        )
 
     async def _evaluate(self, expression: str, function: str) -> dict:
         # The DevTools call costs 0.4 ms, Playwright's own evaluate() 0.9 ms.
-        options = {"expression": expression, "returnByValue": True, "awaitPromise": True, **self._world}
+        options = {
+            "expression": expression,
+            "returnByValue": True,
+            "awaitPromise": True,
+            **self._world,
+        }
         answer = await bounded(self._devtools.send("Runtime.evaluate", options), function)
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {})
-            raise EnvError(f"{function}: {thrown.get('description', 'the page threw').partition(chr(10))[0]}")
+            raise EnvError(
+                f"{function}: {thrown.get('description', 'the page threw').partition(chr(10))[0]}"
+            )
         return answer["result"].get("value") or {}
 
     # One method for each command of the grammar, with its arguments.
@@ -193,20 +213,30 @@ class Page:
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
-            iso = text.replace(" ", "T") if re.match(r"\d{4}-|\d\d:\d\d$|$", text) else None  # as it is shown
-            for _ in range(8):  # a click beside the parts leaves the focus where it was; the most parts are
+            iso = (
+                text.replace(" ", "T") if re.match(r"\d{4}-|\d\d:\d\d$|$", text) else None
+            )  # as it is shown
+            for _ in range(
+                8
+            ):  # a click beside the parts leaves the focus where it was; the most parts are
                 await keyboard.press("ArrowLeft")  # month to minute, second, its fractions, AM
             for _ in range(0 if text else 8):
                 await keyboard.press("Backspace")
                 await keyboard.press("ArrowRight")
             *parts, last = in_parts(text)
-            for part in parts:  # a whole number moves on by itself, a year only with six digits or a maximum
+            for part in (
+                parts
+            ):  # a whole number moves on by itself, a year only with six digits or a maximum
                 await keyboard.type(part.zfill(spot["parts"] if len(part) == 4 else 2))
                 if part.isalpha():
                     await keyboard.press("ArrowRight")
             await keyboard.type(last)
             held = (await self._call("locate", ref)).get("held")
-            if held is None or iso in (held, f"{held}:00") or iso is None and (held or not spot["line"]):
+            if (
+                held is None
+                or iso in (held, f"{held}:00")
+                or (iso is None and (held or not spot["line"]))
+            ):
                 return None
             return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
@@ -230,13 +260,17 @@ class Page:
         # Nobody listens to keys, so one key event with the command of Control+A: 0.7 ms instead of 1.5.
         key = {"key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65, "modifiers": 2}
         press = [{"type": "rawKeyDown", "commands": ["selectAll"], **key}, {"type": "keyUp", **key}]
-        await asyncio.gather(*[self._devtools.send("Input.dispatchKeyEvent", event) for event in press])
+        await asyncio.gather(
+            *[self._devtools.send("Input.dispatchKeyEvent", event) for event in press]
+        )
 
     async def _select(self, ref: str, option: str) -> str | None:
         """Choose by arrow keys, or by Control and a click in a list of several choices."""
         way = await self._call("option", ref, option)
         if "x" in way:
-            await self._call("painted")  # until it is painted, a scrolled list is hit at its old place
+            await self._call(
+                "painted"
+            )  # until it is painted, a scrolled list is hit at its old place
             way = await self._call("option", ref, option)
         if "x" in way:
             await self._tab.keyboard.down("Control")
@@ -251,7 +285,9 @@ class Page:
 
     async def _press(self, key: str) -> str | None:
         unknown = f"there is no key {key[:40]!r}"
-        if not MODIFIERS.issuperset(filter(None, key.split("+")[:-1])):  # others would act, and stay down
+        if not MODIFIERS.issuperset(
+            filter(None, key.split("+")[:-1])
+        ):  # others would act, and stay down
             return unknown
         try:
             await self._tab.keyboard.press(key)
@@ -274,8 +310,15 @@ class Page:
             await self._call("painted")  # the wheel event returns before the page has moved
         return error
 
-    async def _drag(self, ref: str, to: str | None = None, dx: int = 0, dy: int = 0,
-                    x: int | None = None, y: int | None = None) -> str | None:
+    async def _drag(
+        self,
+        ref: str,
+        to: str | None = None,
+        dx: int = 0,
+        dy: int = 0,
+        x: int | None = None,
+        y: int | None = None,
+    ) -> str | None:
         start = await self._call("locate", ref)
         end = await self._call("locate", to) if to is not None else {}
         error = None
@@ -300,7 +343,10 @@ class Page:
     def _within(self, x: int, y: int) -> tuple[int, int, str | None]:
         """The place of the task's area that is nearest to this one, and a sentence if it is another."""
         place = min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
-        return *place, None if place == (x, y) else f"{x},{y} lies outside, {place[0]},{place[1]} was taken"
+        return *place, None if place == (
+            x,
+            y,
+        ) else f"{x},{y} lies outside, {place[0]},{place[1]} was taken"
 
     async def _click_at(self, x: int, y: int) -> str | None:
         *place, error = self._within(x, y)

@@ -5,6 +5,7 @@ a small model wrote. `RemoteBrowser` is used like `Browser`. The other process r
 and answers when a page is ready. It ends, with its browser, when its input ends. If it is killed, waiting
 calls raise EnvError, and the next reset starts another process.
 """
+
 import asyncio
 import contextlib
 import itertools
@@ -27,9 +28,13 @@ PAUSE_S = 1.0  # before each action and after each episode, where somebody watch
 
 def check_display() -> None:
     """Raises ValueError if there is no display for a window."""
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise ValueError("--watch opens a window, but this machine has no display (neither DISPLAY nor "
-                         "WAYLAND_DISPLAY is set): leave it out, or use it on a desktop")
+    if sys.platform == "linux" and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise ValueError(
+            "--watch opens a window, but this machine has no display (neither DISPLAY nor "
+            "WAYLAND_DISPLAY is set): leave it out, or use it on a desktop"
+        )
 
 
 class RemoteBrowser:
@@ -92,14 +97,18 @@ class RemoteBrowser:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            if self._reader.done():  # before the write: while another starts, it is `_process` already
+            if (
+                self._reader.done()
+            ):  # before the write: while another starts, it is `_process` already
                 raise EnvError("the process of the pages has ended")
             request = {"number": number, "page": page, "call": name, "args": args}
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             answer = await asyncio.wait_for(self._answers[number], PATIENCE_S)
         except TimeoutError as error:
             await self._bury()
-            raise EnvError(f"the process of the pages: no answer within {PATIENCE_S:g} s") from error
+            raise EnvError(
+                f"the process of the pages: no answer within {PATIENCE_S:g} s"
+            ) from error
         finally:
             del self._answers[number]
         if "failure" in answer:
@@ -137,7 +146,9 @@ class RemoteMiniWoB:
         """Carry out one action."""
         if self._life != self._browser.life:
             raise EnvError("the process of the pages has ended, and this episode with it")
-        return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
+        return observation(
+            await self._browser.call(self._page, "step", action.command, dict(action.args))
+        )
 
 
 def observation(answer: dict) -> Observation:
@@ -176,7 +187,9 @@ async def answer(browser: Browser, request: dict, watch: bool) -> None:
 async def serve(pages: int, watch: bool) -> None:
     """Answer until the input ends."""
     lines = asyncio.StreamReader(limit=LINE)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
     try:
         # A TaskGroup, so that a bug in one answer ends the process at once with its traceback.
         async with Browser(pages, headless=not watch) as browser, asyncio.TaskGroup() as busy:

@@ -5,6 +5,7 @@ the browser runs in a thread with its own event loop: `open` returns an environm
 there and returns the result, `close` gives it back. The browser starts with the first environment that is
 opened. It stops with the last that is closed, at the latest with the process.
 """
+
 import asyncio
 import atexit
 import os
@@ -43,8 +44,10 @@ class SharedBrowser:
         with self._lock:  # so that no call begins while the browser stops
             if env not in self._open:
                 call.close()
-                raise EnvError("this environment's browser has stopped, or is that of the process before a "
-                               "fork")
+                raise EnvError(
+                    "this environment's browser has stopped, or is that of the process before a "
+                    "fork"
+                )
             future = asyncio.run_coroutine_threadsafe(self._call(env, call), self._loop)
         return _result(future)
 

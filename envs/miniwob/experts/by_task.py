@@ -14,7 +14,15 @@ EXPERTS: dict[str, Expert] = {
 WITHOUT = {
     ("count-sides",): "a canvas shows the shape, and no text tells what a canvas shows",
     ("draw-circle", "draw-line"): "a drag begins in the middle of an element and goes straight",
-    ("find-greatest",): "a card hides its number when another is opened, and an expert sees no earlier page",
-    ("highlight-text", "highlight-text-2"): "a drag cannot begin in plain text, which has no reference",
-    ("drag-cube", "stock-market"): "when the action arrives the page is no longer what it was chosen for",
+    (
+        "find-greatest",
+    ): "a card hides its number when another is opened, and an expert sees no earlier page",
+    (
+        "highlight-text",
+        "highlight-text-2",
+    ): "a drag cannot begin in plain text, which has no reference",
+    (
+        "drag-cube",
+        "stock-market",
+    ): "when the action arrives the page is no longer what it was chosen for",
 }

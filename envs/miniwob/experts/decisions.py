@@ -6,6 +6,7 @@ line of the element that it uses, word for word, less a long value or label: no 
 Where several steps must be told apart, or the answer stands elsewhere on the page, the words that say so come
 first; so does what the step follows from, a count, a sum, a comparison: a small model does one thing a step.
 """
+
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +21,9 @@ class Decision(NamedTuple):
 
     line: str  # of the element that is used
     action: Action
-    words: str = ""  # of the instruction, up to this step, or of the page, or what follows from them
+    words: str = (
+        ""  # of the instruction, up to this step, or of the page, or what follows from them
+    )
 
     @property
     def thought(self) -> str:

@@ -2,6 +2,7 @@
 
 An expert knows nothing else of a page, so it reads what a model reads.
 """
+
 import re
 from dataclasses import dataclass
 

@@ -2,10 +2,20 @@
 
 Each docstring is an instruction that the function obeys.
 """
+
 from datetime import datetime
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, after, choose, click, complete, fill, quoting
+from envs.miniwob.experts.decisions import (
+    Decision,
+    Expert,
+    after,
+    choose,
+    click,
+    complete,
+    fill,
+    quoting,
+)
 from envs.miniwob.experts.elements import asked, find, look
 from envs.protocol import Observation
 
@@ -48,7 +58,9 @@ def click_sequence(seen: Observation, done: list[Action]) -> Decision:
     """Click button ONE, then click button TWO."""
     buttons = look(seen, "button")  # in this order; TWO may lie on ONE and hide its name
     first, second = click(buttons[0]), click(buttons[-1])
-    return second if first.action in done else first  # the one page that does not show what was done
+    return (
+        second if first.action in done else first
+    )  # the one page that does not show what was done
 
 
 def click_option(seen: Observation, done: list[Action]) -> Decision:
@@ -102,19 +114,45 @@ def click_collapsible(seen: Observation, done: list[Action]) -> Decision:
     return click(find(seen, "Submit") if "selected" in section.flags else section)
 
 
-WORDS = [set(group.split()) for group in """
-    big large huge enormous gigantic, small tiny little mini petite, red scarlet crimson vermillion,
-    happy cheerful joyful gleeful delighted, sad unhappy sorrowful miserable tragic,
-    angry mad furious irritated, evil wicked immoral sinful corrupt depraved,
-    wrong incorrect mistaken erroneous, real genuine actual, strange odd peculiar unusual weird,
-    stop cease halt end finish, scared terrified panicked fearful frightened afraid,
-    quiet calm peaceful serene mild, old aged archaic, love like adore favor, kill murder assassinate,
-    keep retain preserve sustain maintain, hide conceal camouflage, hate despise loathe detest dislike,
-    funny humorous amusing comical laughable, fat fleshy plump chubby, stupid dumb dull unwise,
-    delicious savory delectable appetizing, cut slice carve chop, brave courageous fearless,
-    begin start initiate launch, answer reply response, television televisions TV TVs,
-    house home houses homes, fire flame fires flames, pig pork swine, rabbit rabbits bunny bunnies,
-    car cars automobile automobiles vehicle vehicles, water""".split(",")]
+WORDS = [
+    set(group.split())
+    for group in [
+        "\n    big large huge enormous gigantic",
+        " small tiny little mini petite",
+        " red scarlet crimson vermillion",
+        "\n    happy cheerful joyful gleeful delighted",
+        " sad unhappy sorrowful miserable tragic",
+        "\n    angry mad furious irritated",
+        " evil wicked immoral sinful corrupt depraved",
+        "\n    wrong incorrect mistaken erroneous",
+        " real genuine actual",
+        " strange odd peculiar unusual weird",
+        "\n    stop cease halt end finish",
+        " scared terrified panicked fearful frightened afraid",
+        "\n    quiet calm peaceful serene mild",
+        " old aged archaic",
+        " love like adore favor",
+        " kill murder assassinate",
+        "\n    keep retain preserve sustain maintain",
+        " hide conceal camouflage",
+        " hate despise loathe detest dislike",
+        "\n    funny humorous amusing comical laughable",
+        " fat fleshy plump chubby",
+        " stupid dumb dull unwise",
+        "\n    delicious savory delectable appetizing",
+        " cut slice carve chop",
+        " brave courageous fearless",
+        "\n    begin start initiate launch",
+        " answer reply response",
+        " television televisions TV TVs",
+        "\n    house home houses homes",
+        " fire flame fires flames",
+        " pig pork swine",
+        " rabbit rabbits bunny bunnies",
+        "\n    car cars automobile automobiles vehicle vehicles",
+        " water",
+    ]
+]
 "Words that mean much the same."
 
 
@@ -155,7 +193,9 @@ def navigate_tree(seen: Observation, done: list[Action]) -> Decision:
     """Navigate through the file tree. Find and click on the folder or file named "Karrie"."""
     (name,) = asked(seen, r'"(.*)"')
     closed = [icon for icon in look(seen, "icon") if "expandable" in icon.text]
-    return click(next((item for item in look(seen, "item") if item.text == name), None) or closed[0])
+    return click(
+        next((item for item in look(seen, "item") if item.text == name), None) or closed[0]
+    )
 
 
 # ---- lists and fields ----
@@ -225,10 +265,19 @@ def search_movies(seen: Observation, done: list[Action]) -> Decision:
     answers = {"Genre": genre, "Director": director, "Year": year, "Date": year}
     page = look(seen)
     step = 1 if page[0].role == "input" else -1  # labels stand before their fields, or all after
-    labelled = [(field, page[index + step].text) for index, field in enumerate(page) if field.role == "input"]
+    labelled = [
+        (field, page[index + step].text)
+        for index, field in enumerate(page)
+        if field.role == "input"
+    ]
     texts = [next(answers[key] for key in answers if key in label) for _, label in labelled]
-    return complete([(field, text, f"[{field.ref}] {label} {text}")
-                     for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
+    return complete(
+        [
+            (field, text, f"[{field.ref}] {label} {text}")
+            for (field, label), text in zip(labelled, texts, strict=True)
+        ],
+        page[-1],
+    )
 
 
 def copy_text(seen: Observation, done: list[Action]) -> Decision:

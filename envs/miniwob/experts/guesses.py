@@ -2,6 +2,7 @@
 
 Each docstring is an instruction that the function obeys.
 """
+
 import math
 import re
 from functools import cache
@@ -29,7 +30,9 @@ def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
     (area,) = look(seen, "textarea")
     way, dy = ("down", 5000) if end == "bottom" else ("up", -5000)
     if end not in area.flags:
-        return quoting(f"{end}, {way}", Decision(area.line, Action("SCROLL", ref=area.ref, dx=0, dy=dy)))
+        return quoting(
+            f"{end}, {way}", Decision(area.line, Action("SCROLL", ref=area.ref, dx=0, dy=dy))
+        )
     return click(find(seen, "Submit"))
 
 
@@ -104,7 +107,9 @@ def daily_calendar(seen: Observation, done: list[Action]) -> Decision:
     first = {"8": 16, "12": 24, "4": 32}[start]
     free = {int(cell.text.split("-")[-1]): cell for cell in look(seen, "icon")}
     middle = free.get(first + 4) or free.get(first + 3) or free[first]
-    if not any(action.command == "HOVER" for action in done):  # what others cover shows in view only
+    if not any(
+        action.command == "HOVER" for action in done
+    ):  # what others cover shows in view only
         return Decision(middle.line, Action("HOVER", ref=middle.ref))
     for row in range(first, first + 9 - count):
         if all(row + step in free for step in range(count)):
@@ -125,7 +130,9 @@ DISPLAY = (82, 191)  # the middle of the line under the area, where a drag begin
 HEAT = ("ICE COLD", "COLD", "WARM", "HOT")
 COARSE = [(x, y) for y in (84, 141) for x in (30, 80, 130)]
 FINE = [(16 * column + 8 * (row % 2), 14 * row) for row in range(-3, 4) for column in range(-3, 4)]
-FINE = [step for step in sorted(FINE, key=lambda step: math.hypot(*step)) if 0 < math.hypot(*step) <= 44]
+FINE = [
+    step for step in sorted(FINE, key=lambda step: math.hypot(*step)) if 0 < math.hypot(*step) <= 44
+]
 NEAR = [(7, 0), (5, 5), (0, 7), (-5, 5), (-7, 0), (-5, -5), (0, -7), (5, -5)]
 
 
@@ -136,9 +143,13 @@ def hot_cold(seen: Observation, done: list[Action]) -> Decision:
     the last and laid around the best place of it: within 40 pixels it is COLD, within 10 WARM, within 5 HOT.
     """
     area, display = look(seen)[:2]
-    probes = [(DISPLAY[0] + action["dx"], DISPLAY[1] + action["dy"]) if "dx" in action
-              else (action["x"], action["y"]) for action in done
-              if "dx" in action or action.command == "DRAG" and "x" in action]
+    probes = [
+        (DISPLAY[0] + action["dx"], DISPLAY[1] + action["dy"])
+        if "dx" in action
+        else (action["x"], action["y"])
+        for action in done
+        if "dx" in action or (action.command == "DRAG" and "x" in action)
+    ]
     heat = HEAT.index(display.text) if probes else 0
     if COARSE[0] in probes:
         probes = probes[len(probes) - 1 - probes[::-1].index(COARSE[0]) :]
@@ -148,7 +159,9 @@ def hot_cold(seen: Observation, done: list[Action]) -> Decision:
         base, probes = probes[count - 1] if count else base, probes[count:]
         if not probes and heat < enough:
             return probe(display, [*spots, COARSE[0]][count])
-        spots = [(min(max(base[0] + dx, 4), 154), min(max(base[1] + dy, 54), 176)) for dx, dy in steps]
+        spots = [
+            (min(max(base[0] + dx, 4), 154), min(max(base[1] + dy, 54), 176)) for dx, dy in steps
+        ]
     if probes:  # not laid by this plan: begin anew
         return probe(display, COARSE[0])
     return Decision(area.line, Action("CLICK_AT", x=base[0], y=base[1]))

@@ -5,6 +5,7 @@ failures to learn from. A habit is a pure function of the observation and the ri
 wrong decision, or None where the habit does not apply. A slip's thought ends with the element that the slip
 uses, so thought and action agree; the words before it stay those of the right decision.
 """
+
 import random
 from collections.abc import Callable
 
@@ -42,7 +43,9 @@ def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
     if right.action.command == "SELECT":
         slip = choose(target, target.options[0])
     else:
-        first = next(thing for thing in look(seen, target.role) if thing.ref is not None)  # some have none
+        first = next(
+            thing for thing in look(seen, target.role) if thing.ref is not None
+        )  # some have none
         args = dict(right.action.args) | {"ref": first.ref}
         slip = Decision(first.line, Action(right.action.command, **args))
     return slip if slip.action != right.action else None
@@ -67,6 +70,8 @@ def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
         slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
         if not slips:
             return right
-        return rng.choices(slips, [2.0**-n for n in range(len(slips))])[0]._replace(words=right.words)
+        return rng.choices(slips, [2.0**-n for n in range(len(slips))])[0]._replace(
+            words=right.words
+        )
 
     return act

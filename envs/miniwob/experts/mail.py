@@ -3,10 +3,20 @@
 Each docstring is an instruction that the function obeys. The clipboard and the cursor are not in the
 observation; they are inferred from the actions done.
 """
+
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, after, click, complete, fill, press, quoting
+from envs.miniwob.experts.decisions import (
+    Decision,
+    Expert,
+    after,
+    click,
+    complete,
+    fill,
+    press,
+    quoting,
+)
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -16,7 +26,13 @@ _TRASH = re.compile(r"[Dd]elete|[Tt]rash|rid of|remove|recycling|[Tt]hrow away|o
 _STAR = re.compile(r"imp|[Ss]tar\b|[Mm]ark\b")
 # five of the pages' 4,945 names are of two words
 _NAME = re.compile(r"\b(?:Dee Dee|Jo Ann|La Verne|Miof Mela|Zsa Zsa|[A-Z][\w-]+)")
-_NO_NAMES = {"I", "Email", "Mark", "Tuesday", "NAME"}  # NAME: one instruction does not fill in its blank
+_NO_NAMES = {
+    "I",
+    "Email",
+    "Mark",
+    "Tuesday",
+    "NAME",
+}  # NAME: one instruction does not fill in its blank
 
 
 def people(words: str, most: int) -> list[str]:
@@ -70,10 +86,14 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     if "close-email" in icons:
         if not right:
             return click(icons["close-email"])
-        return quoting(kind, click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item")))
+        return quoting(
+            kind, click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item"))
+        )
     for index, mail in enumerate(page):
         if mail.role == "item" and (by := _NAME.match(mail.text)) and by[0] in senders:
-            wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
+            wanted = page[
+                index + {"trash": 1, "star": 2}.get(kind, 0)
+            ]  # the icons follow their mail
             words = f"{kind}, {sender if wanted is mail else mail.line}"
             return quoting(f"{words} to {text}" if kind == "forward" else words, click(wanted))
     raise ValueError(f"no mail by {sender!r} on this page: {seen.text!r}")
@@ -97,9 +117,12 @@ def from_user(found: list[tuple[str, Element]], post: str, user: str, until: Ele
     """The post from its user's name on, which the task names, then what stands in it as far as `until`, each
     with its ref: all of it can be copied, line after line. found: the page's `posts`."""
     words = post.split()
-    near = [f"{thing.text} {thing.ref}" for other, thing in found
-            if other == post and int(thing.ref) <= int(until.ref)][-4:]
-    return ", ".join([" ".join(words[words.index(user):]), *near])
+    near = [
+        f"{thing.text} {thing.ref}"
+        for other, thing in found
+        if other == post and int(thing.ref) <= int(until.ref)
+    ][-4:]
+    return ", ".join([" ".join(words[words.index(user) :]), *near])
 
 
 def use_post(seen: Observation, done: list[Action]) -> Decision:
@@ -152,7 +175,7 @@ def search_web(seen: Observation, done: list[Action]) -> Decision:
     """Use the textbox to enter "Jerald" and press "Search", then find and click the 3rd search result."""
     name, number = asked(seen, r'enter "(.*)" and press "Search", .* the (\d)\w\w search result')
     page, place = divmod(int(number) - 1, 3)
-    pages = ("page 1: 1 2 3", "page 2: 4 5 6", "page 3: 7 8 9")[:page + 1]
+    pages = ("page 1: 1 2 3", "page 2: 4 5 6", "page 3: 7 8 9")[: page + 1]
     words = f"{', '.join(pages)}, search result {number} is {place + 1} on page {page + 1}"
     (field,), links = look(seen, "input"), {link.text: link for link in look(seen, "link")}
     results = [link for link in look(seen, "link") if not re.fullmatch(r"[<>\d]", link.text)]
@@ -172,7 +195,9 @@ def search_web(seen: Observation, done: list[Action]) -> Decision:
 def find_word(seen: Observation, done: list[Action]) -> Decision:
     """Find the 10th word in the paragraph, type that into the textbox and press "Submit"."""
     (number,) = asked(seen, r"Find the (\d+)\w\w word in the paragraph")
-    words = [re.sub(r"[^a-zA-Z]", "", word) for word in look(seen, "text")[0].text.split()[:int(number)]]
+    words = [
+        re.sub(r"[^a-zA-Z]", "", word) for word in look(seen, "text")[0].text.split()[: int(number)]
+    ]
     counted = f"word {number}: {' '.join(f'{n} {word}' for n, word in enumerate(words, 1))}"
     return complete([(look(seen, "input")[0], words[-1], counted)], find(seen, "Submit"))
 
@@ -190,8 +215,11 @@ def copy_paste(seen: Observation, done: list[Action]) -> Decision:
     """Copy the text in the textarea below, paste it into the textbox and press Submit."""
     (number,) = asked(seen, r"Copy the text (?:in|from) the (?:(\d)\w\w )?text ?area below")
     area, (field,) = look(seen, "textarea")[int(number or 1) - 1], look(seen, "input")
-    copying = [quoting("select", click(area)), quoting("select all", press(area, "Control+A")),
-               quoting("copy", press(area, "Control+C"))]
+    copying = [
+        quoting("select", click(area)),
+        quoting("select all", press(area, "Control+A")),
+        quoting("copy", press(area, "Control+C")),
+    ]
     if field.value == area.value:
         return click(find(seen, "Submit"))
     if field.value:
@@ -212,7 +240,11 @@ def selecting(editor: Element, word: str) -> list[str]:
     words = editor.text.split()
     parts = " ".join(words[: words.index(word)]), word
     before, within = (len(re.findall(r"\w+|[^\w\s]", part)) for part in parts)
-    return ["Control+Home", *["Control+ArrowRight"] * before, *["Control+Shift+ArrowRight"] * within]
+    return [
+        "Control+Home",
+        *["Control+ArrowRight"] * before,
+        *["Control+Shift+ArrowRight"] * within,
+    ]
 
 
 def edit_text(seen: Observation, done: list[Action]) -> Decision:
@@ -233,7 +265,8 @@ def edit_text(seen: Observation, done: list[Action]) -> Decision:
     (editor,) = look(seen, "editor")
     steps = [click(editor), *(press(editor, key) for key in selecting(editor, word))]
     return first_missing([quoting(f"select {word}", step) for step in steps], done) or quoting(
-        style, click(button))
+        style, click(button)
+    )
 
 
 def use_terminal(seen: Observation, done: list[Action]) -> Decision:
@@ -242,7 +275,11 @@ def use_terminal(seen: Observation, done: list[Action]) -> Decision:
     (terminal,) = look(seen, "item")
     *past, typed = [part.strip() for part in terminal.text.split("user$")]
     listed = [part.removeprefix("ls ").split() for part in past if part.startswith("ls ")]
-    files = [file for file in sum(listed[-1:], []) if (file.endswith(ending) if ending else "." not in file)]
+    files = [
+        file
+        for file in sum(listed[-1:], [])
+        if (file.endswith(ending) if ending else "." not in file)
+    ]
     command = f"rm {files[0]}" if files else "ls"
     words = f"{ending or 'no ending'}: {command}" if files else command
     if typed and typed != command:

@@ -3,6 +3,7 @@
 A value is reached step by step, and each step is read off the page: the month that is shown, the number
 beside a slider, the list that has opened. Each docstring is an instruction that the function obeys.
 """
+
 import re
 from calendar import month_name
 from datetime import datetime
@@ -26,8 +27,12 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
         return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
     words = f"{date}, {wanted:%m/%Y}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:
-        return quoting(f"{words}, same, day {wanted.day}", click(find(seen, str(wanted.day), "link")))
-    turn, way = ("Prev", "earlier") if (wanted.year, wanted.month) < months[0] else ("Next", "later")
+        return quoting(
+            f"{words}, same, day {wanted.day}", click(find(seen, str(wanted.day), "link"))
+        )
+    turn, way = (
+        ("Prev", "earlier") if (wanted.year, wanted.month) < months[0] else ("Next", "later")
+    )
     link = next(link for link in look(seen, "link") if link.text.startswith(turn))
     return quoting(f"{words}, {way}", click(link))
 
@@ -56,7 +61,9 @@ def use_autocomplete(seen: Observation, done: list[Action]) -> Decision:
     for item in look(seen, "item"):
         if fits(item.text) and item.text != field.value:
             return quoting(words + (f' and ends with "{end}"' if end else ""), click(item))
-    return click(look(seen, "button")[-1]) if fits(field.value) else quoting(words, fill(field, start))
+    return (
+        click(look(seen, "button")[-1]) if fits(field.value) else quoting(words, fill(field, start))
+    )
 
 
 def form_sequence_3(seen: Observation, done: list[Action]) -> Decision:
@@ -64,7 +71,9 @@ def form_sequence_3(seen: Observation, done: list[Action]) -> Decision:
     height, name = asked(seen, r'Choose (.*) from the dropdown, .* labeled "(.*)"')
     box, *opened = look(seen, "item", "icon")
     if opened:
-        return quoting(f"Choose {height}", click(next(item for item in opened if item.text == height)))
+        return quoting(
+            f"Choose {height}", click(next(item for item in opened if item.text == height))
+        )
     if height not in box.text:
         return quoting(f"Choose {height} from the dropdown", click(box))
     return quoting(f'labeled "{name}"', click(find(seen, name)))
@@ -78,7 +87,9 @@ def click_menu(seen: Observation, done: list[Action]) -> Decision:
     item, words = items[names[deepest]], "Select " + ">".join(names[: deepest + 1])
     if deepest == len(names) - 1:
         return quoting(words, click(item))
-    return quoting(words, Decision(item.line, Action("HOVER", ref=item.ref)))  # a click would choose it
+    return quoting(
+        words, Decision(item.line, Action("HOVER", ref=item.ref))
+    )  # a click would choose it
 
 
 def click_menu_2(seen: Observation, done: list[Action]) -> Decision:
@@ -109,7 +120,9 @@ def click_scroll_list(seen: Observation, done: list[Action]) -> Decision:
     names = listed.split(", ")
     for n, name in enumerate(names, 1):
         if f'"{name}"' not in chosen:
-            return quoting(f"{', '.join(names[max(n - 2, 0) : n])}, {n} of {len(names)}", choose(box, name))
+            return quoting(
+                f"{', '.join(names[max(n - 2, 0) : n])}, {n} of {len(names)}", choose(box, name)
+            )
     words = f"{len(names)} of {len(names)} from the scroll list and click Submit"
     return quoting(words, click(find(seen, "Submit")))
 
@@ -123,7 +136,9 @@ def use_spinner(seen: Observation, done: list[Action]) -> Decision:
     shown = look(seen, "input")[0].value
     missing = int(wanted) - int(shown)
     if missing == 0:
-        return quoting(f"Select {wanted} with the spinner and hit Submit", click(find(seen, "Submit")))
+        return quoting(
+            f"Select {wanted} with the spinner and hit Submit", click(find(seen, "Submit"))
+        )
     way = "up" if missing > 0 else "down"
     arrow = next(button for button in look(seen, "button") if f"spinner-{way}" in button.text)
     return quoting(f"Select {wanted}, now {shown}, {way}", click(arrow))
@@ -135,11 +150,16 @@ def slide(seen: Observation, wanted: list[int], page: int) -> Decision | None:
     PageUp and PageDown go a fifth of the way, `page`, the arrows one step.
     """
     handles = [icon for icon in look(seen, "icon") if icon.text.startswith("slider-handle")]
-    numbers = [int(thing.text) for thing in look(seen, "text") if re.fullmatch(r"-?\d+", thing.text)]
+    numbers = [
+        int(thing.text) for thing in look(seen, "text") if re.fullmatch(r"-?\d+", thing.text)
+    ]
     for handle, number, goal in zip(handles, numbers, wanted, strict=True):
         if number != goal:
-            way, *keys = (("up", "PageUp", "ArrowRight") if goal > number else
-                          ("down", "PageDown", "ArrowLeft"))
+            way, *keys = (
+                ("up", "PageUp", "ArrowRight")
+                if goal > number
+                else ("down", "PageDown", "ArrowLeft")
+            )
             step = press(handle, keys[abs(goal - number) <= page / 2])
             words = f"{goal}, now {number}, {way} {abs(goal - number)}"
             return quoting(words, step if "focused" in handle.flags else click(handle))
@@ -149,8 +169,12 @@ def slide(seen: Observation, wanted: list[int], page: int) -> Decision | None:
 def use_slider(seen: Observation, done: list[Action]) -> Decision:
     """Select 112 with the slider and hit Submit."""
     (wanted,) = asked(seen, r"Select (-?\d+) with")
-    moved = slide(seen, [int(wanted)], page=20)  # a shorter slider has a shorter page, and needs none
-    return moved or quoting(f"Select {wanted} with the slider and hit Submit", click(find(seen, "Submit")))
+    moved = slide(
+        seen, [int(wanted)], page=20
+    )  # a shorter slider has a shorter page, and needs none
+    return moved or quoting(
+        f"Select {wanted} with the slider and hit Submit", click(find(seen, "Submit"))
+    )
 
 
 def use_slider_2(seen: Observation, done: list[Action]) -> Decision:
@@ -206,7 +230,9 @@ def order_food(seen: Observation, done: list[Action]) -> Decision:
         names = [fitting[n % len(fitting)] for n in range(int(count))]
     else:
         names = [name.strip() for name in asked(seen, r"each item: (.*)")[0].split(",")]
-    for dish in sorted(menu, key=lambda dish: names.index(dish.name) if dish.name in names else len(names)):
+    for dish in sorted(
+        menu, key=lambda dish: names.index(dish.name) if dish.name in names else len(names)
+    ):
         if dish.count != names.count(dish.name):
             words = f"{dish.name} {' '.join(dish.kinds)} {dish.minus.line}"
             if dish.count > names.count(dish.name):

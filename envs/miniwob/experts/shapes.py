@@ -3,6 +3,7 @@
 The observation describes a drawn shape and its place: `shape "large red circle" at 32,122`. A drag ends at
 such a place, and a click into a drawing names one. Each docstring is an instruction that the function obeys.
 """
+
 import itertools
 import math
 import operator
@@ -39,7 +40,11 @@ def drag(thing: Element, to: tuple[int, int], words: str = "") -> Decision:
 def drag_box(seen: Observation, done: list[Action]) -> Decision:
     """Drag the smaller box so that it is completely inside the larger box."""
     small, large = look(seen)[:2]
-    return click(find(seen, "Submit")) if within(small, place(large), 12, 12) else drag(small, place(large))
+    return (
+        click(find(seen, "Submit"))
+        if within(small, place(large), 12, 12)
+        else drag(small, place(large))
+    )
 
 
 def drag_row(item: Element, there: Element) -> Decision:
@@ -80,8 +85,11 @@ def drag_items_grid(seen: Observation, done: list[Action]) -> Decision:
     goal = start + steps[where] if where in steps else 3 * row + column
     (x, y), onward = place(items[goal]), goal > start and goal % 3 >= start % 3
     # past its middle, so that it makes way; measured on all 72 pairs of places, two fail (6 to 1, 7 to 2)
-    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12),
-                f"{where}: {name} to {items[goal].line}")
+    return drag(
+        items[start],
+        (x + 8, y + 12) if onward else (x - 14, y - 12),
+        f"{where}: {name} to {items[goal].line}",
+    )
 
 
 def drag_away(seen: Observation, done: list[Action]) -> Decision:
@@ -145,7 +153,9 @@ def fits(shape: Element, wanted: str) -> bool:
 def click_shape(seen: Observation, done: list[Action]) -> Decision:
     """Click on a small yellow item. | Click on a large digit."""
     (wanted,) = asked(seen, r"Click on a (.*)")
-    return quoting(wanted, click(next(shape for shape in look(seen, "shape") if fits(shape, wanted))))
+    return quoting(
+        wanted, click(next(shape for shape in look(seen, "shape") if fits(shape, wanted)))
+    )
 
 
 def count_shape(seen: Observation, done: list[Action]) -> Decision:
@@ -182,7 +192,9 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     until = int(step.action["ref"])
     last = max((int(icon.ref) for icon in chosen if int(icon.ref) < until), default=0)
     # one by one, in the order of the page: so each is copied and nothing is counted
-    seen_now = [f"{icon.ref} {icon.text.split()[-2]}" for icon in icons if last < int(icon.ref) <= until]
+    seen_now = [
+        f"{icon.ref} {icon.text.split()[-2]}" for icon in icons if last < int(icon.ref) <= until
+    ]
     return after(chosen, quoting(", ".join(seen_now or ["no more"]), step))
 
 
@@ -199,7 +211,9 @@ def use_colorwheel(seen: Observation, done: list[Action]) -> Decision:
     (name,) = asked(seen, r"Select (?:the following color #)?(\w+) with")
     code = HEX.get(name) or name.upper()
     (field,) = look(seen, "input")
-    if field.value == code and not look(seen, "button"):  # the open wheel covers it: click beside it
+    if field.value == code and not look(
+        seen, "button"
+    ):  # the open wheel covers it: click beside it
         return Decision(field.line, Action("CLICK_AT", x=150, y=200))
     return complete([(field, code, f"{name} is {code}")], look(seen)[-1])
 
@@ -226,8 +240,12 @@ def circle_center(seen: Observation, done: list[Action]) -> Decision:
 def find_midpoint(seen: Observation, done: list[Action]) -> Decision:
     """Find and click on the shortest mid-point between the two points, then press submit."""
     (x0, y0), (x1, y1) = (place(dot) for dot in look(seen, "shape")[:2])
-    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2),
-                f"{x0} + {x1} = {x0 + x1}, {y0} + {y1} = {y0 + y1}, half ")
+    return mark(
+        seen,
+        2,
+        ((x0 + x1) // 2, (y0 + y1) // 2),
+        f"{x0} + {x1} = {x0 + x1}, {y0} + {y1} = {y0 + y1}, half ",
+    )
 
 
 def far(seen: Observation, start: tuple[int, int], right: float, down: float) -> tuple[int, int]:
@@ -252,7 +270,9 @@ def bisect_angle(seen: Observation, done: list[Action]) -> Decision:
 
 def right_angle(seen: Observation, done: list[Action]) -> Decision:
     """Add a third point to create a right angle, then press submit."""
-    (x0, y0), (x, y) = (place(dot) for dot in look(seen, "shape")[:2])  # the angle lies at the second
+    (x0, y0), (x, y) = (
+        place(dot) for dot in look(seen, "shape")[:2]
+    )  # the angle lies at the second
     ways = [far(seen, (x, y), y - y0, x0 - x), far(seen, (x, y), y0 - y, x - x0)]
     return mark(seen, 3, max(ways, key=lambda point: math.dist(point, (x, y))))
 
@@ -320,8 +340,11 @@ def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
             button = page[index - 1] if int(thing.text) % 2 else page[index + 1]
             if "selected" not in button.flags:
                 last, found = thing.text[-1], "none" if int(thing.text) % 2 else "one"
-                return quoting(f"{before}{thing.text} ends in {last}, {found} of 0 2 4 6 8, "
-                               f"{button.text.lower()}", click(button))
+                return quoting(
+                    f"{before}{thing.text} ends in {last}, {found} of 0 2 4 6 8, "
+                    f"{button.text.lower()}",
+                    click(button),
+                )
             before = f"{thing.text}, "
     return quoting(f"{before}no more", click(find(seen, "Submit")))
 
