@@ -17,9 +17,6 @@ def world(name: str) -> World:
     """The world of that name, from envs/NAME, or from a module of yours, PACKAGE.MODULE.
 
     Raises ValueError if there is none or if a package that it needs is missing.
-
-    >>> world("toy").name
-    'toy'
     """
     known = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
     known.remove("web")  # pages without tasks and verdicts

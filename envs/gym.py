@@ -12,7 +12,7 @@ hold text of arbitrary characters.
 
 import dataclasses
 import string
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium import error, spaces
@@ -63,7 +63,7 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
     reads it ("ansi") or the bytes of a screenshot ("png").
     """
 
-    metadata = {"render_modes": ["ansi", "png"], "render_fps": 1}
+    metadata: ClassVar = {"render_modes": ["ansi", "png"], "render_fps": 1}
 
     def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
         """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""

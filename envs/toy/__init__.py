@@ -23,6 +23,11 @@ SENTENCES = {
     "open-two": 'Open the "{}" box, then the "{}" box.',
     "open-three": 'Open the boxes "{}", "{}", "{}" in any order.',  # pays for a part of them
 }
+SUITES = {"all": tuple(SENTENCES)}
+SEEDS = {
+    split: range(1000 * number, 1000 * (number + 1))
+    for number, split in enumerate(("demos", "rollouts", "validation", "test"))
+}
 
 
 class Shelf(Env):
@@ -75,11 +80,7 @@ class Toy(World):
     """The shelf as `minidpo` sees it."""
 
     name = "toy"
-    suites = {"all": tuple(SENTENCES)}
-    seeds = {
-        split: range(1000 * number, 1000 * (number + 1))
-        for number, split in enumerate(("demos", "rollouts", "validation", "test"))
-    }
+    suites, seeds = SUITES, SEEDS
     system_prompt = actions.SYSTEM_PROMPT
     experts = dict.fromkeys(SENTENCES, expert)
     parse, render = staticmethod(actions.parse), staticmethod(actions.render)

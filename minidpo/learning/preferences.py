@@ -77,12 +77,12 @@ class Preferences(NamedTuple):
         return largest_tree(self, self.pairs, machine)
 
 
-def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
+def pair_dialogues(pairs: Sequence, chat: Chat, limit: int, system: str) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each pair's chosen and rejected, in turn, and their names. Of a dagger pair only
     the last answers count: on the chosen side the agent's steps before the expert's answer are given; so they
     are on the rejected side, too, or they would not cancel."""
     dialogues, names = dialogues_of(
-        [e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit
+        [e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit, system
     )
     for n, pair in enumerate(pairs):
         if pair.source == "dagger":

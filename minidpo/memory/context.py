@@ -1,6 +1,6 @@
 """What all stages of a run share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from envs.protocol import World
 from minidpo.memory.machine import Machine
@@ -13,4 +13,4 @@ class Context:
     model: str
     world: World
     seed: int = 1
-    machine: Machine = Machine()
+    machine: Machine = field(default_factory=Machine)

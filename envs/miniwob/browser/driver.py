@@ -246,6 +246,7 @@ class MiniWoB:
             except EnvError:
                 if rung == LADDER[-1]:
                     raise
+        raise AssertionError("the ladder ends with a return or a raise")
 
     async def _renew(self, broken: BrowserContext | None) -> None:
         new = await self._browser.new_page(broken)  # before close(): a new browser has no old page
