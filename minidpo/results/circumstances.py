@@ -4,20 +4,25 @@ import platform
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from minidpo.system import processes
 
 
 def circumstances(*packages: str) -> dict:
-    """Date, machine, commit, and the versions of torch, tokenizers and these packages."""
+    """Date, machine, commit, and the versions of these packages, as far as they are installed."""
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "date": date.today().isoformat(),
         "machine": machine_name(),
         "commit": commit(),
-        "versions": {package: version(package) for package in ("torch", *packages, "tokenizers")},
+        "versions": versions,
     }
 
 

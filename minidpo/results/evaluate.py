@@ -8,15 +8,17 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
 
 import envs
+from minidpo.acting.causes import cause
 from minidpo.acting.collect import play_to_file
-from minidpo.acting.jobs import make_jobs, split_instances, with_shots
-from minidpo.acting.policies import Job, Sampling, model_policy
+from minidpo.acting.jobs import Job, make_jobs, split_instances, with_shots
+from minidpo.acting.policies import Sampling, model_policy
 from minidpo.data.episodes import Episode, read
-from minidpo.learning.reward_model import episode_rewards, require_reward_model
+from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
 from minidpo.memory.context import Context
 from minidpo.memory.machine import Machine, device_of
@@ -102,7 +104,7 @@ OUT/NAME-lora.gguf"
             )
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
-        given = self.changed("world", *FIXED[2:], "episodes", "examples", "watch", "track")
+        given = self.changed(*FIXED[1:], "episodes", "examples", "watch", "track")
         if self.export and given:
             raise ValueError(f"export plays nothing: leave out {', '.join(given)}")
 
@@ -135,12 +137,12 @@ def evaluate(command: EvaluateCommand) -> dict:
         episodes = best_tries(command, context, tries)
         result = {
             "agents": {
-                name: summary(played, cause=context.world.cause)
+                name: summary(played, cause=partial(cause, context.world))
                 for name, played in episodes.items()
             },
             **comparisons(episodes),
             **settings_of(command),
-            **circumstances(*context.world.packages),
+            **circumstances("torch", "playwright", "miniwob", "tokenizers"),
         }
         processes.on_rank_0(write_files, command, context, result, episodes, curves)
         processes.on_rank_0(tracking.finish)
@@ -272,11 +274,12 @@ def lock_folder(command: EvaluateCommand) -> TextIO:
     old = run_folder.read_settings(command.out)
     if not {"adapters", "episodes"} <= old.keys():
         raise ValueError(f"{command.out} holds a run that is no evaluation: give another --out")
-    fixed = FIXED + ("episodes",) if old["episodes"] > command.episodes else FIXED
+    fixed = (*FIXED, "episodes") if old["episodes"] > command.episodes else FIXED
     old_settings = {"shots": 0, "world": "miniwob", **old}  # older folders lack these two
     new_settings = as_json(asdict(command))
     changed = run_folder.changed_settings(
-        {name: old_settings.get(name) for name in fixed}, {name: new_settings[name] for name in fixed}
+        {name: old_settings.get(name) for name in fixed},
+        {name: new_settings[name] for name in fixed},
     )
     if changed:
         raise ValueError(

@@ -4,13 +4,20 @@ An episode is the same each time it is played, so its actions are enough to take
 world without pictures, or a machine without its browser, gives a report whose episodes are text.
 """
 
+import asyncio
 import base64
+import contextlib
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
-from envs.protocol import EnvError, World
+from tqdm import tqdm
+
+from envs.protocol import Camera, EnvError, World
 from minidpo.data.episodes import Episode, grouped
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import thought
@@ -21,6 +28,7 @@ from minidpo.results.success import newest_comparison
 from minidpo.system.files import write_text
 
 INSTANCES = 60  # with pictures of two agents on MiniWoB++ these take about 5 MB
+PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
 PAIRS = 12
 
 
@@ -95,18 +103,26 @@ def by_turns(groups: Iterable[Sequence]) -> list:
     return [item for row in zip_longest(*groups) for item in row if item is not None]
 
 
+class Shot(NamedTuple):
+    """A page as it was before a turn, or at the end."""
+
+    text: str  # the observation
+    png: bytes
+    marks: list[list[int]]  # left, top, width, height of all that the turn's action uses
+
+
 def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> list[dict]:
     """Instances as `report.render` takes them, with pictures if the world can take them."""
     episodes = [episode for instance in telling for episode in instance.values()]
-    shots: Sequence = [None] * len(episodes)
-    if world.photograph is not None:
-        plays = [(e.task, e.seed, [turn.action for turn in e.turns]) for e in episodes]
+    shots: list[list[Shot] | None] = [None] * len(episodes)
+    cameras = world.pictures(min(PAGES, len(episodes))) if episodes else None
+    if cameras is not None:
         try:
-            shots = world.photograph(plays)
+            shots = asyncio.run(photograph_all(world, cameras, episodes))
         except EnvError as error:
             print(f"the report has no pictures: {error}")
         else:
-            lost = sum(pages is None for pages in shots)
+            lost = shots.count(None)
             if lost:
                 print(f"the report lacks the pictures of {lost} of {len(shots)} episodes")
     taken = iter(shots)
@@ -116,7 +132,40 @@ def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> lis
     ]
 
 
-def shown_instance(played: Mapping[str, tuple[Episode, Sequence | None]]) -> dict:
+async def photograph_all(
+    world: World, cameras: AbstractAsyncContextManager, episodes: Sequence[Episode]
+) -> list[list[Shot] | None]:
+    """The pages of each episode; None where the world failed."""
+    shots: list[list[Shot] | None] = [None] * len(episodes)
+    waiting = deque(enumerate(episodes))
+    bar = tqdm(total=len(episodes), desc="pictures for the report", unit="episode")
+
+    async def one_after_another(camera: Camera) -> None:
+        while waiting:
+            place, episode = waiting.popleft()
+            with contextlib.suppress(EnvError):
+                shots[place] = await photograph(world, camera, episode)
+            bar.update()
+
+    with bar:
+        async with cameras as opened:
+            await asyncio.gather(*map(one_after_another, opened))
+    return shots
+
+
+async def photograph(world: World, camera: Camera, episode: Episode) -> list[Shot]:
+    """Play an episode again: the page before each of its turns, and the page at the end."""
+    seen, shots = await camera.reset(episode.task, episode.seed), []
+    for turn in episode.turns:
+        action = world.parse(turn.action) if turn.action else None
+        marks = await camera.marks(action) if action else []
+        shots.append(Shot(seen.text, await camera.screenshot(), marks))
+        if action:
+            seen = await camera.step(action)
+    return [*shots, Shot(seen.text, await camera.screenshot(), [])]
+
+
+def shown_instance(played: Mapping[str, tuple[Episode, Sequence[Shot] | None]]) -> dict:
     """One instance: each agent's turns, with the page before each turn and at the end.
 
     `pictures` are PNGs in base64, each one once, of `size` width and height. Each agent's `turns` and `final`

@@ -93,7 +93,7 @@ const RUNNING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
 function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
-  const rows = parts.flatMap(part => part.rows), unit = name === "rounds" ? "round" : "step";
+  const rows = parts.flatMap(part => part.rows), unit = name === "experiment" ? "stage" : "step";
   for (const key of new Set(rows.flatMap(Object.keys))) {
     if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
     (groups[key.replace(side, "")] ??= []).push(key);
@@ -108,12 +108,12 @@ function stage(name, parts) {
     ? make("details", {}, make("summary", {}, "rate, gradient, speed, memory"), draw(folded)) : null);
 }
 
-// {"02-sft": rows, "04-dpo": rows, "06-dpo": rows}: a section for SFT, one for both rounds of DPO.
+// {"sft": rows, "dpo": rows, "dpo-2": rows}: a section for SFT, one for both rounds of DPO.
 function training(curves) {
   const stages = {};
   for (const [name, rows] of Object.entries(curves)) {
     if (!rows.length) continue;
-    const parts = stages[name.replace(/^\d+-/, "")] ??= [], last = parts.at(-1);
+    const parts = stages[name.replace(/-\d+$/, "")] ??= [], last = parts.at(-1);
     parts.push({ round: parts.length + 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
   }
   return Object.entries(stages).map(([name, parts]) => stage(name, parts));
