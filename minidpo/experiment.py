@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -37,7 +37,7 @@ from minidpo.data.pairs import NothingToLearn, choose
 from minidpo.learning import rm
 from minidpo.learning.average import average
 from minidpo.learning.dpo import DPO, dpo
-from minidpo.learning.grpo import PolicyGradient, policy_gradient
+from minidpo.learning.policy_gradient import PolicyGradient, policy_gradient
 from minidpo.learning.ppo import PPO, ppo
 from minidpo.learning.rm import RewardModel
 from minidpo.learning.sft import SFT, sft
@@ -52,7 +52,7 @@ from minidpo.system import processes
 from minidpo.system.files import as_json, file_sha256, read_json, write_json
 from minidpo.system.ranges import Checked, NotNegative, Positive
 from minidpo.system.run_folder import RunFolder, changed_settings, lock
-from minidpo.system.tracking import Tracker, Tracking
+from minidpo.system.tracking import Tracker
 
 VERSION = 1  # of a stage's note
 SEEDS_APART = 10_000  # experiments of two seeds begin so many instances apart
@@ -115,7 +115,9 @@ class Experiment:
         self.seen: set[tuple] = set()  # first prompts that training has had
         self.seconds: dict[str, float] = {}  # by kind of stage
         self.curves: dict[str, Path] = {}  # training stages, by the name of what they made
-        self.pairs: dict[str, list] = {}  # what a policy was trained on, by its name
+        self.pairs: dict[str, tuple] = {}  # by a policy's name: its pairs, their cut, its start
+        self.metrics: list[dict] = []
+        self.greedy: dict[str, list[Episode]] = {}  # held-out episodes, by the policy's name
         self._number = 0
         self._names: dict[str, int] = {}
         self._taken: dict[tuple[str, str], int] = {}  # instances, by split and task
@@ -432,7 +434,7 @@ class Experiment:
             ),
             policy,
         )
-        self.pairs[trained.name] = chosen
+        self.pairs[trained.name] = chosen, options.until, policy
         return trained
 
     def policy_gradient(
@@ -497,14 +499,26 @@ class Experiment:
             policy,
         )
 
-    def reward_model(self, policy: Policy, pairs: Sequence, options: RewardModel) -> Policy:
-        """A Bradley-Terry reward model on pairs, from the policy's adapter."""
-        inputs = {"pairs": content(pairs)}
+    def reward_model(
+        self,
+        policy: Policy,
+        pairs: Sequence,
+        options: RewardModel,
+        *,
+        attempts: Sequence[Episode] = (),
+    ) -> Policy:
+        """A Bradley-Terry reward model on pairs, from the policy's adapter. attempts: the agent's episodes, by
+        which it is told what the best of n would gain."""
+        if not pairs:
+            raise NothingToLearn("no two episodes of one instance differ in their verdict")
+        inputs = {"pairs": content(pairs), "attempts": content(attempts)}
         return self._train(
             "reward-model",
             options,
             inputs,
-            lambda run, adapter: rm.reward_model(run, self.context, pairs, options, start=adapter),
+            lambda run, adapter: rm.reward_model(
+                run, self.context, pairs, options, start=adapter, attempts=attempts
+            ),
             policy,
         )
 

@@ -12,7 +12,7 @@ from minidpo.algorithms.dagger import DAgger, dagger
 from minidpo.algorithms.dmpo import DMPO, dmpo
 from minidpo.algorithms.ef_dpo import EFDPO, ef_dpo
 from minidpo.algorithms.eto import ETO, eto
-from minidpo.algorithms.grpo import GRPO, grpo
+from minidpo.algorithms.grpo import GRPO, GiGPO, gigpo, grpo
 from minidpo.algorithms.kto import KTO, kto
 from minidpo.algorithms.r3 import R3, r3
 from minidpo.algorithms.reflect import Reflection, reflection
@@ -38,7 +38,8 @@ ALGORITHMS = {
     "agentevol": Algorithm(AgentEvol, agentevol),
     "rlhf": Algorithm(RLHF, rlhf),
     "r3": Algorithm(R3, r3),
-    "grpo": Algorithm(GRPO, grpo),
+    "online-grpo": Algorithm(GRPO, grpo),
+    "gigpo": Algorithm(GiGPO, gigpo),
     "reflection": Algorithm(Reflection, reflection),
     "dagger": Algorithm(DAgger, dagger),
     "averaged-eto": Algorithm(AveragedETO, averaged_eto),
