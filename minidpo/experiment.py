@@ -55,7 +55,7 @@ from minidpo.system.run_folder import RunFolder, changed_settings, lock
 from minidpo.system.tracking import Tracker
 
 VERSION = 1  # of a stage's note
-SEEDS_APART = 10_000  # experiments of two seeds begin so many instances apart
+SEEDS = 100  # of experiments that share no instance: each has a hundredth of a split's seeds
 
 Instance = tuple[str, int]  # task, seed
 
@@ -127,9 +127,8 @@ class Experiment:
     def __enter__(self) -> "Experiment":
         if self.options.reuse is not None:
             require_experiment(self.options.reuse)
-        world_seeds = len(self.world.seeds["rollouts"]) // SEEDS_APART
-        if self.seed > world_seeds:
-            raise ValueError(f"seeds of {self.world.name} go up to {world_seeds}, got {self.seed}")
+        if self.seed > SEEDS:
+            raise ValueError(f"--seed goes up to {SEEDS}, got {self.seed}: others share no instances")
         self._lock = processes.on_rank_0(lock, self.folder)
         self.common = {
             "world": self.world.name,
@@ -158,12 +157,13 @@ class Experiment:
         instances = []
         for task, n in counts.items():
             taken = self._taken.get((split, task), 0)
-            if taken + n > SEEDS_APART:
+            most = len(self.world.seeds[split]) // SEEDS
+            if taken + n > most:
                 raise ValueError(
-                    f"{task}: an experiment may play {SEEDS_APART:,} instances of a task, beyond which it "
-                    "would meet those of the next seed: ask for fewer"
+                    f"{task}: an experiment may play {most:,} instances of a task, beyond which it would meet "
+                    "those of the next seed: ask for fewer"
                 )
-            first = SEEDS_APART * (self.seed - 1) + taken
+            first = most * (self.seed - 1) + taken
             instances += split_instances(self.world, {task: n}, split, first)
             self._taken[split, task] = taken + n
         return instances
