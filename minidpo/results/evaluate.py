@@ -1,44 +1,43 @@
 """Measure success on held-out instances: the base and any number of adapters, all on the same instances.
 
 The seeds are disjoint from those of demonstrations and rollouts by construction. Play is greedy by default.
-A folder holds one evaluation; it can be continued, and extended by more agents and episodes.
+A folder holds one evaluation. It can be continued, and extended by more agents and episodes.
 """
 
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
-from envs.miniwob.browser.remote import check_display
-from envs.miniwob.tasks import resolve
-from minidpo.acting.collect import make_jobs, play_to_file, with_shots
-from minidpo.acting.policies import Job, make_policy
-from minidpo.config import CollectCommand, EvaluateCommand, Sampling
+import envs
+from minidpo.acting.causes import cause
+from minidpo.acting.collect import play_to_file
+from minidpo.acting.jobs import Job, make_jobs, split_instances, with_shots
+from minidpo.acting.policies import Sampling, model_policy
 from minidpo.data.episodes import Episode, read
 from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
-from minidpo.memory.machine import device_of
+from minidpo.memory.context import Context
+from minidpo.memory.machine import Machine, device_of
+from minidpo.model.checkpoint import NANO
+from minidpo.results.circumstances import circumstances, made_by
 from minidpo.results.publish import export_gguf, export_merged
-from minidpo.results.replay import make_report, training_shown
-from minidpo.results.success import (
-    best_of,
-    circumstances,
-    comparisons,
-    made_by,
-    result_metrics,
-    summary,
-    table,
-)
+from minidpo.results.replay import write_report
+from minidpo.results.success import best_of, comparisons, result_metrics, summary
+from minidpo.results.table import table
 from minidpo.system import processes, run_folder
 from minidpo.system.files import as_json, write_text
+from minidpo.system.ranges import Checked, NotNegative, Positive, Seed
 from minidpo.system.result_file import write_result
-from minidpo.system.tracking import Tracking
+from minidpo.system.tracking import Tracker, Tracking
 
 # Settings that must stay the same when an evaluation is continued; adapters and episodes may become more.
 FIXED = (
     "model",
+    "world",
     "tasks",
     "split",
     "temperature",
@@ -50,136 +49,205 @@ FIXED = (
 )
 
 
-def evaluate(config: EvaluateCommand) -> dict:
+@dataclass(frozen=True)
+class EvaluateCommand(Checked):
+    """Success on held-out instances, several adapters side by side."""
+
+    model: str = NANO
+    "the base model: folder, hub id, GGUF file, or smollm2"
+    adapters: tuple[str, ...] = ()
+    "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
+    world: str = "miniwob"
+    "the world that the agents act in"
+    tasks: str = "demo"
+    "suites of the world or task names, separated by commas"
+    split: Literal["validation", "test"] = "test"
+    "which held-out seeds"
+    episodes: Positive[int] = 100
+    "instances of each task, the same for every adapter"
+    temperature: NotNegative[float] = 0.0
+    "of the sampler; 0 is greedy"
+    best_of: Positive[int] = 1
+    "episodes of each instance, of which the best counts: an oracle's success (Best-of-N)"
+    judge: Path | None = None
+    "with best_of: the adapter folder of a reward model, which chooses in place of the oracle"
+    max_new_tokens: Positive[int] = 96
+    "tokens an answer may have"
+    shots: NotNegative[int] = 0
+    "solved examples of its task before each episode in its prompt"
+    examples: Path | None = None
+    "with shots: demonstrations of these tasks, as collect.py --policy expert writes them"
+    out: Path = Path("runs/evaluation")
+    "folder: NAME.jsonl with the episodes, result.json, report.html"
+    export: Literal["merged", "gguf"] | None = None
+    "play nothing, but write each adapter, added to the base, as a model: merged, to OUT/NAME-merged, for \
+transformers; gguf, to OUT/NAME-merged.gguf, for llama.cpp and Ollama, and the adapter alone to \
+OUT/NAME-lora.gguf"
+    watch: bool = False
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+    track: Tracker | None = None
+    "copy the results to MLflow (at MLFLOW_TRACKING_URI) or to TensorBoard (OUT/tensorboard)"
+    seed: Seed = 1
+    "of all that is random"
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if bool(self.shots) != (self.examples is not None):
+            raise ValueError(
+                "shots says how many examples, examples from which file: give both, or neither"
+            )
+        if self.best_of > 1 and not self.temperature:
+            raise ValueError(
+                "best_of needs tries that differ, and greedy ones are all alike: set --temperature "
+                "above 0"
+            )
+        if self.judge and self.best_of == 1:
+            raise ValueError("judge picks one of several episodes: set best_of above 1")
+        given = self.changed(*FIXED[1:], "episodes", "examples", "watch", "track")
+        if self.export and given:
+            raise ValueError(f"export plays nothing: leave out {', '.join(given)}")
+
+
+def evaluate(command: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a model. Returns the result."""
-    if config.watch:
-        check_display()
-    adapters = parse_adapters(config.adapters)
+    adapters = parse_adapters(command.adapters)
     for folder in filter(None, adapters.values()):
         lora.located(folder)
-    if config.judge:
-        require_reward_model(config.judge)
-        processes.require_own_gpu(device_of(config.machine))
-    if config.export:
-        if None in adapters.values():
-            raise ValueError(
-                "the base has no adapter to merge: name adapters, --adapters NAME=FOLDER"
-            )
-        if config.export == "gguf":
-            return {
-                name: export_gguf(config.model, adapter, config.machine, config.out, name)
-                for name, adapter in adapters.items()
-            }
-        return {
-            name: export_merged(
-                config.model, adapter, config.machine, config.out / f"{name}-merged"
-            )
-            for name, adapter in adapters.items()
-        }
-    resolve(config.tasks)  # an unknown task is an error before the folder is touched
-    with processes.on_rank_0(lock_folder, config) or nullcontext():
-        return measure(config, adapters)
-
-
-def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
-    """Play, compare, write result and report, and print the table."""
-    settings = {
-        "split": config.split,
-        "seed": config.seed,
-        "temperature": config.temperature,
-        "best_of": config.best_of,
-        **({"shots": config.shots} if config.shots else {}),
-        **({"judge": str(config.judge)} if config.judge else {}),
-    }
-    tracking = Tracking(config.out, asdict(config))
-    episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
-    if config.judge:
-        tries = {name: tried(config, name) for name in adapters}
-        rewards = iter(
-            episode_rewards(config.model, config.machine, config.judge, sum(tries.values(), []))
-        )
-        episodes = {
-            name: best_of(played, [next(rewards) for _ in played]) for name, played in tries.items()
-        }
-    result = {
-        "agents": {name: summary(played) for name, played in episodes.items()},
-        **comparisons(episodes),
-        **settings,
-        **circumstances("torch", "playwright", "miniwob", "tokenizers"),
-    }
-
-    def write_files() -> None:
-        write_result(config.out / "result.json", result)
-        run_folder.write_settings(config.out, asdict(config))
-        write_text(
-            config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n"
-        )
-        print(table(result))
-        shown = training_shown(adapters, config.model, config.machine)
-        shown["settings"] |= {"model": config.model, **settings}
-        tasks = next(iter(result["agents"].values()))["tasks"]
-        agents = ", ".join(
-            f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items()
-        )
-        shown |= {
-            "title": f"{len(tasks)} MiniWoB++ tasks",
-            "seconds": {},
-            "about": f"{config.model}: {agents}. {made_by(result)}",
-        }
-        make_report(config.out / "report.html", result, episodes, shown)
-        tracking.finish()
-
-    processes.on_rank_0(write_files)
-    print(
-        f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
-        f"episodes: {config.out}/NAME.jsonl"
+    if command.export:
+        return export(command, adapters)
+    context = Context(command.model, envs.world(command.world), command.seed, command.machine)
+    context.world.require(command.watch)
+    if command.judge:
+        require_reward_model(command.judge)
+        processes.require_own_gpu(device_of(command.machine))
+    tasks = envs.resolve(context.world, command.tasks)
+    instances = split_instances(
+        context.world, dict.fromkeys(tasks, command.episodes), command.split, 0
     )
+    jobs = make_jobs(context.world, instances, command.best_of)
+    if command.shots:
+        jobs = with_shots(jobs, read(command.examples), command.shots)
+    curves = training_curves(adapters)
+    with processes.on_rank_0(lock_folder, command) or nullcontext():
+        tracking = Tracking(command.out, asdict(command))
+        tries = {
+            name: play(command, context, name, adapter, jobs) for name, adapter in adapters.items()
+        }
+        episodes = best_tries(command, context, tries)
+        result = {
+            "agents": {
+                name: summary(played, cause=partial(cause, context.world))
+                for name, played in episodes.items()
+            },
+            **comparisons(episodes),
+            **settings_of(command),
+            **circumstances("torch", "playwright", "miniwob", "tokenizers"),
+        }
+        processes.on_rank_0(write_files, command, context, result, episodes, curves)
+        processes.on_rank_0(tracking.finish)
     return result
 
 
-def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
-    """Play one agent's episodes to OUT/NAME.jsonl, continuing where it stopped; returns `held_out`."""
-    out, pages = config.out / f"{name}.jsonl", config.machine.page_count(config.watch)
-    sampling = Sampling(config.temperature, max_new_tokens=config.max_new_tokens)
-    jobs, title = instances(config), f"{name} on {config.split}"
-    if config.shots:  # before the weights are read
-        jobs = with_shots(jobs, config.examples, config.shots)
-    policy = make_policy(
-        CollectCommand(
-            model=config.model,
-            adapter=adapter,
-            sampling=sampling,
-            seed=config.seed,
-            watch=config.watch,
-            machine=config.machine,
-        )
-    )
-    counts = play_to_file(policy, jobs, out, pages, title, watch=config.watch)
+def export(command: EvaluateCommand, adapters: dict[str, Path | None]) -> dict[str, str]:
+    """Write each adapter as a model. Returns the fingerprint of each model's weights."""
+    if None in adapters.values():
+        raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
+    write = export_gguf if command.export == "gguf" else export_merged
+    return {
+        name: write(command.model, adapter, command.machine, command.out, name)
+        for name, adapter in adapters.items()
+    }
+
+
+def play(
+    command: EvaluateCommand, context: Context, name: str, adapter: Path | None, jobs: list[Job]
+) -> list[Episode]:
+    """One agent's episodes of these jobs, played to OUT/NAME.jsonl; it goes on where it stopped."""
+    out = command.out / f"{name}.jsonl"
+    sampling = Sampling(command.temperature, max_new_tokens=command.max_new_tokens)
+    pages = context.machine.page_count(command.watch)
+    policy = model_policy(context, adapter, sampling, pages=pages, watch=command.watch)
+    title = f"{name} on {command.split}"
+    counts = play_to_file(policy, jobs, out, context=context, title=title, watch=command.watch)
     if not counts["episodes"]:
-        raise ValueError(f"{out}: not one episode could be played, because the browser failed")
-    return held_out(config, name)
+        raise ValueError(f"{out}: not one episode could be played, because the world failed")
+    keys = {job.key for job in jobs}
+    return [episode for episode in read(out) if episode.key in keys]
 
 
-def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
-    """The episodes of `tried`, the best one of each instance."""
-    return best_of(tried(config, name))
+def best_tries(
+    command: EvaluateCommand, context: Context, tries: dict[str, list[Episode]]
+) -> dict[str, list[Episode]]:
+    """One episode of each instance for each agent, chosen by the verdict or by the reward model."""
+    if not command.judge:
+        return {name: best_of(played) for name, played in tries.items()}
+    together = [episode for played in tries.values() for episode in played]
+    rewards = iter(episode_rewards(context, command.judge, together))
+    return {
+        name: best_of(played, [next(rewards) for _ in played]) for name, played in tries.items()
+    }
 
 
-def tried(config: EvaluateCommand, name: str) -> list[Episode]:
-    """The episodes in OUT/NAME.jsonl that belong to this evaluation."""
-    keys = {job.key for job in instances(config)}
-    return [episode for episode in read(config.out / f"{name}.jsonl") if episode.key in keys]
+def settings_of(command: EvaluateCommand) -> dict:
+    """The settings that a result tells."""
+    settings = {
+        "world": command.world,
+        "split": command.split,
+        "seed": command.seed,
+        "temperature": command.temperature,
+        "best_of": command.best_of,
+    }
+    if command.shots:
+        settings["shots"] = command.shots
+    if command.judge:
+        settings["judge"] = str(command.judge)
+    return settings
 
 
-def instances(config: EvaluateCommand) -> list[Job]:
-    """The episodes that every agent plays."""
-    return make_jobs(
-        dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of
+def write_files(
+    command: EvaluateCommand,
+    context: Context,
+    result: dict,
+    episodes: dict[str, list[Episode]],
+    curves: dict[str, list[dict]],
+) -> None:
+    """Write result, settings, metrics and report to the folder, and print the table."""
+    out = command.out
+    write_result(out / "result.json", result)
+    run_folder.write_settings(out, asdict(command))
+    write_text(out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
+    print(table(result))
+    adapters = parse_adapters(command.adapters)
+    agents = ", ".join(f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items())
+    tasks = next(iter(result["agents"].values()))["tasks"]
+    write_report(
+        out / "report.html",
+        result,
+        episodes,
+        world=context.world,
+        title=f"{len(tasks)} {command.world} tasks",
+        about=f"{command.model}: {agents}. {made_by(result)}",
+        settings={"model": command.model, **settings_of(command)},
+        curves=curves,
     )
+    print(
+        f"result: {out / 'result.json'}   report: {out / 'report.html'}   "
+        f"episodes: {out}/NAME.jsonl"
+    )
+
+
+def training_curves(adapters: dict[str, Path | None]) -> dict[str, list[dict]]:
+    """What the run folders of these adapters logged."""
+    curves = {}
+    for name, adapter in adapters.items():
+        if adapter is not None and (adapter.parent / "metrics.jsonl").is_file():
+            curves[name] = run_folder.records(adapter.parent)
+    return curves
 
 
 def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
-    """{name: adapter folder} from NAME=FOLDER. `base=` is the base, which stands alone by default."""
+    """{name: adapter folder} from NAME=FOLDER. `base=` is the base, which is the only agent by default."""
     adapters: dict[str, Path | None] = {}
     for text in texts:
         name, sign, folder = text.partition("=")
@@ -197,28 +265,31 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
     return adapters or {"base": None}
 
 
-def lock_folder(config: EvaluateCommand) -> TextIO:
+def lock_folder(command: EvaluateCommand) -> TextIO:
     """The lock of the output folder. Raises ValueError if another process has it, or if something would be
-    lost: a run that is no evaluation, an agent that is not asked for again, other settings, more episodes."""
-    lock = run_folder.lock(config.out)
-    if not (config.out / "config.json").is_file():
+    lost: another kind of run, an agent that is not named again, other settings, more episodes."""
+    lock = run_folder.lock(command.out)
+    if not (command.out / "config.json").is_file():
         return lock
-    old = run_folder.read_settings(config.out)
+    old = run_folder.read_settings(command.out)
     if not {"adapters", "episodes"} <= old.keys():
-        raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
-    fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
-    before, now = (
-        {name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
-        for settings in (old, as_json(asdict(config)))
+        raise ValueError(f"{command.out} holds a run that is no evaluation: give another --out")
+    fixed = (*FIXED, "episodes") if old["episodes"] > command.episodes else FIXED
+    old_settings = {"shots": 0, "world": "miniwob", **old}  # older folders lack these two
+    new_settings = as_json(asdict(command))
+    changed = run_folder.changed_settings(
+        {name: old_settings.get(name) for name in fixed},
+        {name: new_settings[name] for name in fixed},
     )
-    if changed := run_folder.changed_settings(before, now):
+    if changed:
         raise ValueError(
-            f"{config.out} holds an evaluation with other settings ({changed}): "
+            f"{command.out} holds an evaluation with other settings ({changed}): "
             "give another --out, or delete the folder"
         )
-    if lost := parse_adapters(old["adapters"]).keys() - parse_adapters(config.adapters).keys():
+    lost = parse_adapters(old["adapters"]).keys() - parse_adapters(command.adapters).keys()
+    if lost:
         raise ValueError(
-            f"{config.out} holds the result of {', '.join(sorted(lost))}, which would be lost: "
+            f"{command.out} holds the result of {', '.join(sorted(lost))}, which would be lost: "
             f"name these too ({' '.join(old['adapters']) or 'base='}), or give another --out"
         )
     return lock

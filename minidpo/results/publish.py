@@ -8,14 +8,13 @@ whole or not at all, and so does a commit on the hub.
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub as hub
 import torch
 
-from minidpo.config import PushCommand
 from minidpo.memory import lora
 from minidpo.memory.advice import require_weights
 from minidpo.memory.loading import merge, open_base, to_compute
@@ -25,7 +24,7 @@ from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save
 from minidpo.model.decoder import Transformer
-from minidpo.results.success import table
+from minidpo.results.table import table
 from minidpo.system import processes
 from minidpo.system.files import read_json, temporary_beside, write_json
 from minidpo.system.result_file import read_result
@@ -43,6 +42,11 @@ RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folde
 UPLOADED = {
     "adapter": (*lora.FILES, scalar_head.FILE),
     "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD),
+}
+# what is left of an earlier upload there, which a loader would take for this one's
+STALE = {
+    "adapter": re.escape(scalar_head.FILE),
+    "model": r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
 }
 
 
@@ -77,7 +81,7 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
     template = TEMPLATE if chat.template is None else chat.template  # "" of a GGUF file without one
     lora.load(model, adapter)
     if machine.quantize:
-        print("the base is held in few bits: what its codes stand for is written in full")
+        print("the base is held in few bits: the values that its codes stand for are written")
     layers = lora.layers(model)
     merge(model, dtype)
     return Merged(base, model, chat, template, layers)
@@ -114,9 +118,11 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     return weights
 
 
-def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
-    """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
+def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
+    """Write base and adapter to FOLDER/NAME-merged as one plain model, unless it is there. Returns its
+    fingerprint."""
     base, model, chat, template, _ = open_merged(source, adapter, machine)
+    folder = folder / f"{name}-merged"
     record = {
         "version": VERSION,
         "model": source,
@@ -133,19 +139,19 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
         return record["weights"]
     temporary = temporary_beside(folder)
     try:
-        save(model, temporary, None if gguf_file.is_gguf(base) else base / "tokenizer.json")
         if gguf_file.is_gguf(base):
+            save(model, temporary, None)
             gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
+        else:
+            save(model, temporary, base / "tokenizer.json")
         write_tokenizer(base, chat, template, temporary)
         write_json(temporary / RECORD, record)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     gigabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e9
-    print(
-        f"{folder}: {adapter} added to {source}, {str(model.head_weight.dtype).removeprefix('torch.')}, "
-        f"{gigabytes:.2f} GB"
-    )
+    dtype = str(model.head_weight.dtype).removeprefix("torch.")
+    print(f"{folder}: {adapter} added to {source}, {dtype}, {gigabytes:.2f} GB")
     return record["weights"]
 
 
@@ -154,17 +160,14 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     for name in BESIDE:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-    settings, generation = (
-        {} if not (base / name).is_file() else read_json(base / name)
-        for name in ("tokenizer_config.json", "generation_config.json")
-    )
+    settings = _read_if_there(base / "tokenizer_config.json")
     if not settings:
-        end, pad = chat.format.end, "<|endoftext|>"
+        end, pad = chat.format.end, "<|endoftext|>"  # Llama 3 has no pad token
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": end,
             "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad,
-        }  # Llama 3 has none
+        }
         print(
             "the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
             "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says"
@@ -174,41 +177,56 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     if settings.get("chat_template") is None and not (base / "chat_template.jinja").is_file():
         settings["chat_template"] = template
     write_json(folder / "tokenizer_config.json", settings)
-    # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only, or null
+    # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token, or null
+    generation = _read_if_there(base / "generation_config.json")
     ends = generation.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends] * (ends is not None)
+    if ends is None:
+        ends = []
+    elif not isinstance(ends, list):
+        ends = [ends]
     ends = list(dict.fromkeys([chat.end, *ends]))
     write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
 
 
-def push(config: PushCommand) -> dict:
+def _read_if_there(path: Path) -> dict:
+    return read_json(path) if path.is_file() else {}
+
+
+@dataclass(frozen=True)
+class PushCommand:
+    """Upload an adapter, or a model that evaluate --export merged wrote, to the Hugging Face hub."""
+
+    to: str
+    "hub id, OWNER/NAME; the repository is made if it is missing"
+    folder: Path = Path("runs/dpo/adapter")
+    "folder with an adapter or with a merged model"
+    result: Path | None = None
+    "result.json of an evaluation, for the model card"
+    private: bool = False
+    "make a new repository private"
+
+
+def push(command: PushCommand) -> dict:
     """Upload an adapter or a merged model with a model card, in one commit. Returns where it is."""
     processes.refuse_torchrun("an upload is not made")
-    kind, files = to_upload(config.folder)
-    operations = [hub.CommitOperationAdd(path.name, path) for path in files]
-    operations.append(hub.CommitOperationAdd("README.md", card(config, kind).encode()))
+    kind, files = to_upload(command.folder)
+    uploads = {path.name: path for path in files}
+    uploads["README.md"] = card(command, kind).encode()
     if hub.get_token() is None:
         raise ValueError("an upload to the hub needs a token: set HF_TOKEN, or run `hf auth login`")
     api = hub.HfApi()
     try:
-        api.create_repo(config.to, private=config.private or None, exist_ok=True)
-        # a loader would take what is left of an earlier upload for this one's
-        stale = {
-            "model": r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
-            "adapter": re.escape(scalar_head.FILE),
-        }[kind]
-        operations += [
-            hub.CommitOperationDelete(name)
-            for name in api.list_repo_files(config.to)
-            if name not in {path.name for path in files} and re.fullmatch(stale, name)
-        ]
-        commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
+        api.create_repo(command.to, private=command.private or None, exist_ok=True)
+        there = api.list_repo_files(command.to)
+        stale = [name for name in there if re.fullmatch(STALE[kind], name) and name not in uploads]
+        operations = [hub.CommitOperationAdd(name, content) for name, content in uploads.items()]
+        operations += [hub.CommitOperationDelete(name) for name in stale]
+        commit = api.create_commit(command.to, operations, commit_message=f"{kind}, by minidpo")
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
-        raise ValueError(
-            f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})"
-        ) from None
-    print(f"{config.to}: {kind}, {len(files) + 1} files, {commit.commit_url}")
-    return {"to": config.to, "kind": kind, "commit": commit.oid}
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{command.to}: nothing was uploaded ({reason})") from None
+    print(f"{command.to}: {kind}, {len(uploads)} files, {commit.commit_url}")
+    return {"to": command.to, "kind": kind, "commit": commit.oid}
 
 
 def to_upload(folder: Path) -> tuple[str, list[Path]]:
@@ -228,42 +246,42 @@ def to_upload(folder: Path) -> tuple[str, list[Path]]:
     return kind, sorted({path for pattern in UPLOADED[kind] for path in folder.glob(pattern)})
 
 
-def card(config: PushCommand, kind: str) -> str:
-    """The model card: what the agent was made from, how to load it, and the result if one is given."""
+def card(command: PushCommand, kind: str) -> str:
+    """The model card: the base, how to load the agent, and the result if one is given."""
     if kind == "adapter":
-        base = read_json(config.folder / lora.CONFIG).get("base_model_name_or_path") or ""
-        library, use = "peft", f"python evaluate.py --model {base} --adapters mine={config.to}"
+        base = read_json(command.folder / lora.CONFIG).get("base_model_name_or_path") or ""
+        library, what = "peft", "a LoRA adapter"
+        use = f"python evaluate.py --model {base} --adapters mine={command.to}"
     else:
-        base = read_json(config.folder / RECORD)["model"]
-        library, use = "transformers", f"python evaluate.py --model {config.to}"
+        base = read_json(command.folder / RECORD)["model"]
+        library, what = "transformers", "base and LoRA adapter in one"
+        use = f"python evaluate.py --model {command.to}"
     # the hub refuses a base_model that is no hub id: a local folder, or the nano that ships with minidpo
     base = {SMOLLM2: SMOLLM2_HUB}.get(base, base)
     on_hub = base != NANO and not Path(base).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
     base_line = f"base_model: {base}\n" if on_hub else ""
     text = (
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
-        f"tags:\n- minidpo\n- web-agent\n---\n# {config.to.rpartition('/')[2]}\n\n"
-        f"An agent for web pages, trained with minidpo: "
-        f"{'a LoRA adapter' if kind == 'adapter' else 'base and LoRA adapter in one'}.\n"
+        f"tags:\n- minidpo\n- web-agent\n---\n# {command.to.rpartition('/')[2]}\n\n"
+        f"An agent for web pages, trained with minidpo: {what}.\n"
         f"It reads pages as minidpo writes them, and answers with a thought and an action.\n\n"
         f"```\n{use}\n```\n"
     )
-    if config.result is None:
+    if command.result is None:
         return text
-    if not (result := read_result(config.result))["agents"]:
-        raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
-    whose = (
-        "Success"
-        if result.get("best_of", 1) == 1
-        else "Success of what a reward model picked,"
-        if result.get("judge")
-        else "An oracle's success, not the agent's own,"
-    )
-    where = (
-        "instances whose seeds are not those of training"
-        if result.get("split") != "validation"
-        else "validation instances, by which a round may have been chosen"
-    )
-    return (
-        f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n```\n{table(result)}\n```\n"
-    )
+    result = read_result(command.result)
+    if not result["agents"]:
+        raise ValueError(f"{command.result}: holds no result of evaluate.py or of a training")
+    return f"{text}\n{_whose_success(result)}:\n```\n{table(result)}\n```\n"
+
+
+def _whose_success(result: dict) -> str:
+    """What the table of a result is about."""
+    who, where = "Success", "instances whose seeds are not those of training"
+    if result.get("judge"):
+        who = "Success of the tries that a reward model chose,"
+    elif result.get("best_of", 1) > 1:
+        who = "An oracle's success, not the agent's own,"
+    if result.get("split") == "validation":
+        where = "validation instances, by which a policy may have been chosen"
+    return f"{who} on {result.get('world', 'miniwob')} {where}, with 95 % intervals"

@@ -24,12 +24,6 @@ const chooser = (name, options, choose) => {
 };
 
 const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"];
-// The agent `dpo` is shown under the name of the loss it was trained with.
-const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO", cdpo: "cDPO" };
-const loss = data.settings?.loss ?? "dpo";
-const LABELS = { start: "start", sft: "SFT", grpo: "GRPO", rloo: "RLOO", gigpo: "GiGPO", ppo: "PPO",
-  dpo: LOSSES[loss] ?? loss.toUpperCase() };
-const label = policy => Object.hasOwn(LABELS, policy) ? LABELS[policy] : policy;
 const words = name => name.replaceAll("_", " ");
 const minus = text => text.replace("-", "\u2212");
 // Python's rounding (a tie goes to the even digit): the printed table and this page agree to the last digit.
@@ -61,14 +55,14 @@ function headline(results, policies) {
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const which = data.settings.split === "validation" ? "validation" : "held-out";
   const of = policy => `${results[policy].all.n.toLocaleString("en")} ${which} instances`;
-  const text = make("p", {}, label(last), " solves ", rate(last), " of ", of(last));
-  if (before) text.append(" and ", label(before), " ", rate(before), " of ",
+  const text = make("p", {}, last, " solves ", rate(last), " of ", of(last));
+  if (before) text.append(" and ", before, " ", rate(before), " of ",
     results[before].all.n === results[last].all.n ? "the same" : of(before));
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
   if (tries > 1) text.append((judge ? ` A reward model (${judge}) chose ` :
-    ` This is an oracle's success, not the agent's own: the page's verdict chose `) +
+    ` This is an oracle's success, not the agent's own: the world's verdict chose `) +
     `the best of ${tries} tries at temperature ${number(temperature)}.`);
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
@@ -78,7 +72,7 @@ function headline(results, policies) {
 // With three agents or more: each against the one before it.
 function compared(comparisons) {
   return comparisons.map(({ before, after, gain_points, p_value, only_after, only_before, n }) =>
-    make("p", { className: "note compared" }, `${label(after)} against ${label(before)}: ` +
+    make("p", { className: "note compared" }, `${after} against ${before}: ` +
       `${signed(gain_points)} points on the same ${n.toLocaleString("en")} instances (${only_after} won, ` +
       `${only_before} lost), exact McNemar p ${probability(p_value)}`));
 }
@@ -89,12 +83,12 @@ function table(id, title, key, text, policies, results) {
   if (!names.length) return "";
   const cells = name => policies.map(policy => {
     const td = make("td", { className: "num" }, text(results[policy][key]?.[name]));
-    td.dataset.label = label(policy);
+    td.dataset.label = policy;
     return td;
   });
   return make("table", { id, className: "small" },
     make("thead", {}, make("tr", {}, make("th", {}, title),
-      ...policies.map(policy => make("th", { className: "num" }, label(policy))))),
+      ...policies.map(policy => make("th", { className: "num" }, policy)))),
     make("tbody", {}, ...names.map(name => make("tr", {}, make("th", {}, name), ...cells(name)))));
 }
 
@@ -119,7 +113,7 @@ function taskTable(results, policies) {
     bar.style.background = colours[policies.indexOf(policy) % colours.length];
     whisker.style.left = `${100 * row.low}%`;
     whisker.style.width = `${100 * (row.high - row.low)}%`;
-    return make("tr", {}, make("td", { className: "policy" }, label(policy)),
+    return make("tr", {}, make("td", { className: "policy" }, policy),
       make("td", { className: "bars" }, make("div", { className: "bar" }, bar, whisker)),
       make("td", { className: "num success" }, percent(row.success)), cell("95\u2009%", interval(row)),
       cell("n", row.n), cell("reward", "mean_reward" in row ? fixed(row.mean_reward, 2) : "\u2013"),

@@ -1,9 +1,9 @@
 """The report: one HTML file that says what a run found and lets a reader check it.
 
-Everything is inside the file, so it can be mailed, archived and opened in ten years; it is no larger than
-LIMIT. The page is `report.html` beside this module, with the scripts `report*.js`; this module puts the data
-into it. Text from web pages is shown as text only: the data stand in a JSON block that no markup can end, and
-the scripts turn strings into text nodes, never into HTML.
+Everything is inside the file, so it can be mailed, archived and opened in ten years. It is no larger than
+LIMIT. The page is `report.html` beside this module, with the scripts `report*.js`. This module puts the data
+into it. Text from web pages is only ever shown as text: the data are in a JSON block that no markup can end,
+and the scripts turn strings into text nodes, never into HTML.
 """
 
 import json
@@ -20,34 +20,28 @@ def render(data: dict, limit: int = LIMIT) -> str:
     """The report as HTML, at most `limit` bytes: the last pairs and instances are left out if need be.
 
     The keys of `data`:
-    - `title`; `about`, a sentence or two: what was trained, on what, by which code, when and where
-    - `results`: {agent: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each.
-      "new", a row of pages that training did not have, and "sampled", one at temperature 1, may stand beside
-      them. A row has `success`, `low`, `high` (fractions;
-      Wilson's interval), `n`, `mean_reward` (not those of early results), `mean_steps`, `valid_action_rate`
+    - `title`; `headline`, the first line, if there is something to say before the numbers; `about`, a
+      sentence or two: what was trained, on what, by which code, when and where
+    - `results`: {agent: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each. A
+      row has `success`, `low`, `high` (fractions; Wilson's interval), `n`, `mean_reward` (results of before
+      lack it), `mean_steps`, `valid_action_rate`. `new` and `sampled`, a row each, are optional
     - `gain_points`, `p_value`: the last agent against the one before it; None if there is only one
     - `comparisons`: each of three or more agents against the one before it, as `success.comparisons` has them
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share
-      a chart, and so do stages "round-K/name"
-    - `instances`: those to step through, as `replay.photograph` returns them; `played`: out of how many
-    - `pairs`: each has `task`, `seed`, `source`, `until` (where training cut it), and `chosen` and `rejected`
-      with `outcome` and `tokens`: rows of text, turn of the agent (-1: not its own), and log-prob under two
-      agents. `agents` names the two; without it they are the first and the last
-    - `settings`: a flat dict. `loss` names the agent `dpo`; `best_of` above 1 says that an oracle chose,
-      or the reward model that `judge` names
+      a chart, and so do the rounds of a stage: "dpo", "dpo-2". The steps of "experiment" are stages
+    - `instances`: those to step through, as `replay.shown_instance` returns them; `played`: out of how many
+    - `pairs`: each has `task`, `seed`, `source`, `until` (where training cut it), `agents` (the names of two)
+      and `chosen` and `rejected` with `outcome` and `tokens`: rows of text, turn of the agent (-1: not its
+      own), and log-prob under the two agents
+    - `settings`: a flat dict. `best_of` above 1 says that an oracle chose, or the reward model named `judge`
     - `seconds`: {stage: seconds}
 
     >>> "</script><b>" in render({"title": "</script><b>"})
     False
     """
-    page = (
-        (FOLDER / "report.html")
-        .read_text(encoding="utf-8")
-        .replace(
-            "__REPORT_SCRIPTS__",
-            "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        )
-    )
+    page = (FOLDER / "report.html").read_text(encoding="utf-8")
+    scripts = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    page = page.replace("__REPORT_SCRIPTS__", scripts)
     curves = data.get("curves", {})
     rows_each = max(2, ROWS // max(1, len(curves)))
     data = data | {"curves": {stage: _thinned(rows, rows_each) for stage, rows in curves.items()}}
@@ -57,7 +51,8 @@ def render(data: dict, limit: int = LIMIT) -> str:
     room = limit - len(page.encode()) - len(_json(data))
     for key, entries in optional.items():
         for entry in entries:
-            if (size := len(_json(entry)) + 2) > room:  # the JSON is ASCII: a character is a byte
+            size = len(_json(entry)) + 2  # the JSON is ASCII: a character is a byte
+            if size > room:
                 break
             room -= size
             data[key].append(entry)

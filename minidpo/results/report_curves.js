@@ -93,7 +93,7 @@ const RUNNING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
 function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
-  const rows = parts.flatMap(part => part.rows), unit = name === "rounds" ? "round" : "step";
+  const rows = parts.flatMap(part => part.rows), unit = name === "experiment" ? "stage" : "step";
   for (const key of new Set(rows.flatMap(Object.keys))) {
     if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
     (groups[key.replace(side, "")] ??= []).push(key);
@@ -104,18 +104,17 @@ function stage(name, parts) {
   const shown = [...LEARNING.filter(title => groups[title]), ...Object.keys(groups).filter(t => !known(t))];
   const folded = RUNNING.filter(title => groups[title]);
   const times = parts.length > 1 ? `, rounds ${parts[0].round}\u2013${parts.at(-1).round}` : "";
-  return make("section", {}, make("h3", {}, label(name) + times), draw(shown), folded.length
+  return make("section", {}, make("h3", {}, name + times), draw(shown), folded.length
     ? make("details", {}, make("summary", {}, "rate, gradient, speed, memory"), draw(folded)) : null);
 }
 
-// {"sft": rows, "round-1/dpo": rows, "round-2/dpo": rows}: a section for SFT, one for all rounds of DPO.
+// {"sft": rows, "dpo": rows, "dpo-2": rows}: a section for SFT, one for both rounds of DPO.
 function training(curves) {
   const stages = {};
   for (const [name, rows] of Object.entries(curves)) {
     if (!rows.length) continue;
-    const [, round, kind] = name.match(/^(?:round-(\d+)\/)?(.*)$/), parts = stages[kind] ??= [];
-    const last = parts.at(-1);
-    parts.push({ round: round ?? 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
+    const parts = stages[name.replace(/-\d+$/, "")] ??= [], last = parts.at(-1);
+    parts.push({ round: parts.length + 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
   }
   return Object.entries(stages).map(([name, parts]) => stage(name, parts));
 }

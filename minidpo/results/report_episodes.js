@@ -1,17 +1,15 @@
 // Episodes, step by step: the agents side by side on one instance. Read report_tokens.js next.
 
-const AREA = { width: 160, height: 210 };  // of a picture, in pixels
-
 // Frames around what an action uses, clipped to the picture; a point without a size becomes a ring.
-function marks(boxes) {
+function marks(boxes, [across, down]) {
   return boxes.flatMap(([left, top, width, height]) => {
     const edge = width && height ? 2 : 6, clip = (value, most) => Math.max(0, Math.min(most, value));
-    const [x1, x2] = [left - edge, left + width + edge].map(x => clip(x, AREA.width));
-    const [y1, y2] = [top - edge, top + height + edge].map(y => clip(y, AREA.height));
+    const [x1, x2] = [left - edge, left + width + edge].map(x => clip(x, across));
+    const [y1, y2] = [top - edge, top + height + edge].map(y => clip(y, down));
     if (x1 === x2 || y1 === y2) return [];
     const mark = make("i", { className: width && height ? "mark" : "mark ring" });
-    Object.assign(mark.style, { left: `${100 * x1 / AREA.width}%`, top: `${100 * y1 / AREA.height}%`,
-      width: `${100 * (x2 - x1) / AREA.width}%`, height: `${100 * (y2 - y1) / AREA.height}%` });
+    Object.assign(mark.style, { left: `${100 * x1 / across}%`, top: `${100 * y1 / down}%`,
+      width: `${100 * (x2 - x1) / across}%`, height: `${100 * (y2 - y1) / down}%` });
     return [mark];
   });
 }
@@ -19,12 +17,13 @@ function marks(boxes) {
 const mood = outcome => outcome === "solved" ? "good" : "bad";
 
 // One agent at one step. After its last step it shows the end, even if other agents have more steps.
-function pane(policy, run, pictures, step, reading) {
+function pane(policy, run, { pictures, size }, step, reading) {
   const turn = run.turns[step], picture = turn ? turn.picture : run.final, boxes = turn ? turn.marks : [];
-  const drawn = marks(boxes), place = turn ? `before step ${step + 1}` : "at the end";
-  const shot = make("div", { className: "shot" });
+  const drawn = size ? marks(boxes, size) : [], place = turn ? `before step ${step + 1}` : "at the end";
+  const shot = size ? make("div", { className: "shot" }) : null;
+  if (size) shot.style.aspectRatio = `${size[0]} / ${size[1]}`;
   if (isNumber(picture)) shot.append(make("img", { src: `data:image/png;base64,${pictures[picture]}`,
-    width: AREA.width, height: AREA.height, alt: `${label(policy)}: the page ${place}` }), ...drawn);
+    width: size[0], height: size[1], alt: `${policy}: the page ${place}` }), ...drawn);
   const said = make("div", { className: "said" });
   const tell = (kind, text) => text && said.append(make("p", { className: "small " + kind }, text));
   const steps = `${run.turns.length} step${run.turns.length === 1 ? "" : "s"}`;
@@ -43,15 +42,16 @@ function pane(policy, run, pictures, step, reading) {
     tell("soft", "the end");
     tell(mood(run.outcome), `${run.outcome} after ${steps}, reward ${number(run.reward)}`);
   }
-  return make("section", {}, make("h3", {}, label(policy),
+  return make("section", {}, make("h3", {}, policy,
     make("span", { className: "tag " + mood(run.outcome) }, `${run.outcome}, ${steps}`)),
-    make("div", { className: "pane" }, shot, said));
+    make("div", { className: size ? "pane" : "" }, shot, said));
 }
 
 function viewer(instances) {
   const policies = data.policies.filter(policy => policy in instances[0].episodes);
   const tasks = [...new Set(instances.map(instance => instance.task))].sort();
-  const reading = { open: false };  // whether the observations are unfolded; stays from step to step
+  // whether the observations are unfolded; stays from step to step. Without pictures they are all there is.
+  const reading = { open: !instances.some(instance => instance.size) };
   let current = instances[0], step = 0, shown = policies;
   const kind = ({ episodes }) => {
     const solved = policies.filter(policy => episodes[policy].outcome === "solved");
@@ -59,13 +59,13 @@ function viewer(instances) {
     if (policies.length === 1) return solved.length ? "solved" : "not solved";
     if (!solved.length) return `${many ? "none" : "neither"} solved it`;
     if (solved.length === policies.length) return `${many ? "all" : "both"} solved it`;
-    return `only ${solved.map(label).join(" and ")} solved it`;
+    return `only ${solved.join(" and ")} solved it`;
   };
   const instancesOf = task => instances.filter(instance => instance.task === task);
 
   const task = chooser("Task", tasks, index => open(instancesOf(tasks[index])[0]));
   const instance = chooser("Instance", [], index => open(instancesOf(current.task)[index]));
-  const agent = chooser("Agent", ["all, side by side", ...policies.map(label)], index => {
+  const agent = chooser("Agent", ["all, side by side", ...policies], index => {
     shown = index ? [policies[index - 1]] : policies;
     draw();
   });
@@ -89,7 +89,7 @@ function viewer(instances) {
     back.ariaDisabled = step === 0;
     next.ariaDisabled = step === length();
     panes.replaceChildren(...shown.map(policy =>
-      pane(policy, current.episodes[policy], current.pictures,
+      pane(policy, current.episodes[policy], current,
         Math.min(step, current.episodes[policy].turns.length), reading)));
     const hash = `#${encodeURIComponent(current.task)}/${current.seed}/${step + 1}`;
     if (drawnBefore && /^(file|http)/.test(location.protocol)) history.replaceState(null, "", hash);
@@ -126,13 +126,14 @@ function viewer(instances) {
 }
 
 // Says which episodes are shown.
-function chosenEpisodes(shown, played) {
-  const only = (winner, loser) => `${label(winner)} solved and ${label(loser)} did not`;
+function chosenEpisodes(instances, played) {
+  const only = (winner, loser) => `${winner} solved and ${loser} did not`;
   const [before, last] = policies.slice(-2);
   const kinds = policies.length === 1 ? ["was not solved", "was solved"]
     : [only(last, before), only(before, last), "neither of the two solved", "both solved"];
-  const [some, all] = [shown, played].map(count => count.toLocaleString("en"));
+  const pictures = instances.some(instance => instance.size)
+    ? "The picture is the page before the step, with a frame around what the action uses. " : "";
+  const [some, all] = [instances.length, played].map(count => count.toLocaleString("en"));
   return `${some} of the ${all} instances played, chosen by a rule: of each task the first that ` +
-    `${kinds.join(", ")}, and so on. The picture is the page before the step, with a frame ` +
-    "around what the action uses. The left and right arrow keys step, too.";
+    `${kinds.join(", ")}, and so on. ${pictures}The left and right arrow keys step, too.`;
 }

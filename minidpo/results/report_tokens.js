@@ -31,7 +31,7 @@ function hint() {
 }
 
 // The two agents whose log-probs a pair shows.
-const agents = () => (data.pairs[0].agents ?? [policies[0], policies.at(-1)]).map(label);
+const agents = () => data.pairs[0].agents;
 
 // `parts`: index of the row where the two sides differ first; `counts`: how many rows training read.
 function tokenSide(name, side, parts, counts, scale, note) {
@@ -83,7 +83,7 @@ function tokenSide(name, side, parts, counts, scale, note) {
   return section;
 }
 
-// Whether training cut the rejected side behind the first token that differs.
+// Whether training cut the rejected side after the first token that differs.
 const cutInRejected = (pair, parts) => pair.until === "token" && pair.rejected.tokens[parts]?.[1] >= 0;
 
 function explorer(pairs) {
@@ -114,6 +114,6 @@ function explainPairs() {
   const [first, last] = agents();
   return "Pairs that were trained on. Each token that the agent wrote is coloured by how much more likely " +
     `(blue) or less likely (orange) ${last} makes it than ${first}: the difference of their log-probs, in ` +
-    "nats. A bar stands where the two sides part; what is pale behind it was cut off in training and does " +
-    "not count in the sum. Point at a token, tap it, or walk with the arrow keys.";
+    "nats. A bar marks where the two sides part. Pale tokens after it were cut off in training and do not " +
+    "count in the sum. Point at a token, tap it, or walk with the arrow keys.";
 }

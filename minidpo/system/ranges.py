@@ -18,6 +18,7 @@ class Range(NamedTuple):
 Positive = Annotated[T, Range("greater than 0", lambda x: x > 0)]
 NotNegative = Annotated[T, Range("at least 0", lambda x: x >= 0)]
 Share = Annotated[T, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
+Seed = Annotated[int, Range("from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)]
 
 
 @dataclass(frozen=True)
