@@ -42,14 +42,14 @@ class Groups(Checked):
     """What GRPO and its relatives have in common."""
 
     demonstrations: Positive[int] = 5
-    "golden episodes for each task"
+    "golden episodes of each task"
     rounds: Positive[int] = 2
     "how often to play and train"
-    instances: Positive[int] = 16
+    instances: Positive[int] = 24
     "new instances of each task in a round"
     group: Positive[int] = 8
-    "episodes for each instance"
-    sft: SFT = SFT()
+    "episodes of each instance"
+    sft: SFT = SFT(steps=100)
     gradient: PolicyGradient = PolicyGradient()
 
 

@@ -15,6 +15,7 @@ except on held-out instances. As in the formula, Σ R_step pays more for a longe
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.data.pairs import whole
 from minidpo.data.values import values_of
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.ppo import PPO, after_last_turn
@@ -28,20 +29,20 @@ class R3(Checked):
     """PPO on the verdict and on a learned reward of each step."""
 
     demonstrations: Positive[int] = 5
-    "golden episodes for each task"
+    "golden episodes of each task"
     rounds: Positive[int] = 2
     "how often to play, to train the step head anew, and to train the policy"
-    instances: Positive[int] = 16
+    instances: Positive[int] = 24
     "new instances of each task in a round"
     group: Positive[int] = 4
-    "episodes for each instance"
+    "episodes of each instance"
     continuations: Positive[int] = 4
     "episodes that go on from each step, to estimate its value"
     alpha: NotNegative[float] = 1.0
     "weight of the verdict, paid after the last turn"
     beta: NotNegative[float] = 0.5
     "weight of the step head's reward of each turn"
-    sft: SFT = SFT()
+    sft: SFT = SFT(steps=100)
     step_model: RewardModel = RewardModel()
     ppo: PPO = PPO(kl=0.1, kl_target=None)
 
@@ -50,7 +51,7 @@ def r3(run: Experiment, o: R3) -> Iterator[Policy]:
     policy = reference = run.sft(run.demonstrations(o.demonstrations), o.sft)
     yield policy
     for _ in range(o.rounds):
-        played = run.play(policy, run.instances(o.instances), group=o.group, on_policy=True)
+        played = whole(run.play(policy, run.instances(o.instances), group=o.group, on_policy=True))
         continued = run.continue_from(policy, played, o.continuations)
         values = values_of(played, [*played, *continued])
         known = [n for n, of_turns in enumerate(values) if None not in of_turns]
