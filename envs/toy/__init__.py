@@ -25,7 +25,7 @@ SENTENCES = {
 }
 SUITES = {"all": tuple(SENTENCES)}
 SEEDS = {
-    split: range(1000 * number, 1000 * (number + 1))
+    split: range(100_000 * number, 100_000 * (number + 1))
     for number, split in enumerate(("demos", "rollouts", "validation", "test"))
 }
 
