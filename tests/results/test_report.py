@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import expect
 
 from minidpo.results.report import LIMIT, render
-from minidpo.system.files import write_text
 
 HOSTILE = (
     "</script><img src=x onerror=\"hurt=1\"><!-- <script>hurt=1</script> & 'quoted' \u2028 \ud800"
@@ -384,32 +383,18 @@ def test_a_token_tells_its_numbers_to_mouse_keyboard_and_finger(open_report):
 
 
 def test_tokens_are_blue_where_they_became_likelier_and_orange_where_less(open_report):
-    """-0.4 to -2.4 is the largest change; as strong as it gets, the text on it can still be read."""
-    style = "one => getComputedStyle(one).%s.match(/[\\d.]+/g).map(Number)"
+    """-0.4 to -2.4 is the largest change, so 1 nat is half as strong."""
+    page, _ = open_report(example())
+    chosen, rejected = page.locator("#pairs section").all()
 
     def ground(side, text):
-        return side.locator(".token", has_text=text).first.evaluate(style % "backgroundColor")
+        style = "one => getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number)"
+        return side.locator(".token", has_text=text).first.evaluate(style)
 
-    for scheme in ("light", "dark"):
-        page, _ = open_report(example(), color_scheme=scheme)
-        chosen, rejected = page.locator("#pairs section").all()
-        red, _, blue, alpha = ground(chosen, "link")
-        assert blue > red and alpha == pytest.approx(0.5, abs=0.02)
-        strongest = ground(rejected, "button")[:3]
-        assert strongest[0] > strongest[2] and ground(chosen, "click")[3] == 0
-        ink = [part / 255 for part in page.locator(".token").first.evaluate(style % "color")]
-        assert contrast(ink, strongest) > 4.5
-
-
-def contrast(one, other):
-    """WCAG 2's ratio of two sRGB colours, each part from 0 to 1."""
-
-    def luminance(parts):
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
+    red, _, blue, alpha = ground(chosen, "link")
+    assert blue > red and alpha == pytest.approx(0.5, abs=0.02)
+    red, _, blue, *_ = ground(rejected, "button")
+    assert red > blue and ground(chosen, "click")[3] == 0
 
 
 def test_both_sides_are_summed_and_the_token_where_they_part_is_marked(open_report):
@@ -556,13 +541,3 @@ def test_long_curves_are_thinned_evenly_and_keep_their_ends():
     steps = [row["step"] for row in embedded(render(data))["curves"]["sft"]]
     assert (steps[0], steps[-1]) == (1, 90_000) and len(steps) <= 10_001
     assert {after - before for before, after in pairwise(steps[:-1])} == {9}
-
-
-def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path):
-    path = tmp_path / "report.html"
-    write_text(path, render(example()))
-    before = path.read_bytes()
-    with pytest.raises(TypeError):
-        write_text(path, render({"title": object()}))
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
