@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import tiny
@@ -21,9 +21,9 @@ from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
 from minidpo.results.evaluate import EvaluateCommand
-from minidpo.system.files import read_json, write_json
+from minidpo.system.files import as_json, read_json, write_json
 from minidpo.system.result_file import read_result
-from minidpo.system.run_folder import records
+from minidpo.system.run_folder import records, write_settings
 from minidpo.system.tensors import write_weights
 
 TOY = envs.world("toy")
@@ -131,12 +131,12 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
 
 
 def test_a_folder_of_before_there_were_worlds_and_examples_goes_on(command):
-    command = replace(command, world="miniwob", tasks="click-link")
-    evaluate.evaluate(command)
-    config = read_json(command.out / "config.json")
-    del config["world"], config["shots"]
-    write_json(command.out / "config.json", config)
-    evaluate.evaluate(command)
+    old = as_json(asdict(replace(command, world="miniwob")))
+    del old["world"], old["shots"]
+    write_settings(command.out, old)
+    evaluate.lock_folder(replace(command, world="miniwob")).close()
+    with pytest.raises(ValueError, match="world"):
+        evaluate.lock_folder(command)
 
 
 def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):

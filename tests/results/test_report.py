@@ -130,7 +130,7 @@ def example(text='button "Submit" [3]'):
         "settings": {"model": "minidpo/nano", "beta": 1.25e-4, "seed": 12345, text: text},
         "seconds": {"sft": 61.25, "evaluate": 143.0},
         "curves": {
-            "experiment": [{"step": k, "validation_success": 0.5 + k / 10} for k in range(3)],
+            "stages": [{"step": k, "validation_success": 0.5 + k / 10} for k in range(3)],
             "sft": [{"step": k, "loss": 2 / k, "lr": 1e-4} for k in range(1, 101)],
             "dpo": curve(),
             "dpo-2": curve(),
