@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from minidpo.learning.nano_base import initialise
+from benchmarks.make_nano import initialise
 from minidpo.memory import lora
 from minidpo.memory.plan import PUBLISHED
 from minidpo.model.chat import Dialogue

@@ -40,7 +40,7 @@ import torch  # noqa: E402
 from checkpoints import SHAPES, TOKENIZER, make  # noqa: E402
 from torch import nn  # noqa: E402
 
-from minidpo.learning.nano_base import initialise  # noqa: E402
+from benchmarks.make_nano import initialise  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.lora import LoRAConfig  # noqa: E402
 from minidpo.memory.machine import GPU_MICRO_TOKENS  # noqa: E402

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from answers import generate  # noqa: E402
 
-from minidpo.learning.nano_base import initialise  # noqa: E402
+from benchmarks.make_nano import initialise  # noqa: E402
 from minidpo.memory.packing import Packed, can_pack, pack  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402

@@ -11,6 +11,14 @@ text raises `ActionError`, whose message the agent reads in its next observation
 import re
 from dataclasses import dataclass
 
+from envs.protocol import ActionError
+
+SYSTEM_PROMPT = """You do a task on a web page. Answer:
+thought: the step of the task, then the element you use, as the page shows it
+action: CLICK(ref="1")
+or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
+DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
+
 # command -> its forms; a form gives the type of each argument, in order
 FORMS: dict[str, list[dict[str, type]]] = {
     "CLICK": [{"ref": str}],
@@ -32,10 +40,6 @@ FORMS: dict[str, list[dict[str, type]]] = {
 }
 MAX_PIXELS = 10_000
 MAX_LETTERS = 1_000  # typing so many takes up to 5 s, and a call has 10 s
-
-
-class ActionError(ValueError):
-    """The text is not an action; the message says what is wrong, in one line."""
 
 
 @dataclass(frozen=True)

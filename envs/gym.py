@@ -12,14 +12,16 @@ hold text of arbitrary characters.
 
 import dataclasses
 import string
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium import error, spaces
 
+from envs import resolve
 from envs.actions import Action, ActionError, parse, render
+from envs.miniwob import WORLD
 from envs.miniwob.browser.shared import SHARED
-from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES, resolve
+from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import Observation, Outcome
 
 MOST = 2**16  # characters of a text; a page is cut at 6,000
@@ -61,12 +63,12 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
     reads it ("ansi") or the bytes of a screenshot ("png").
     """
 
-    metadata = {"render_modes": ["ansi", "png"], "render_fps": 1}
+    metadata: ClassVar = {"render_modes": ["ansi", "png"], "render_fps": 1}
 
     def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
         """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""
         if task not in SUITES["all"]:
-            resolve(task)  # says which task was meant
+            resolve(WORLD, task)  # says which task was meant
             raise ValueError(f"{task!r} is a suite, an environment has one task")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(

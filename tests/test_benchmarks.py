@@ -136,7 +136,7 @@ def base(tmp_path_factory):
     import dpo_step
     import torch
 
-    from minidpo.learning.nano_base import initialise
+    from benchmarks.make_nano import initialise
     from minidpo.model import checkpoint
     from minidpo.model.decoder import Transformer
 

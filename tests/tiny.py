@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+import envs
+from benchmarks.make_nano import train_tokenizer
 from minidpo.data.episodes import Episode, Turn
-from minidpo.data.prompt import SYSTEM, write
-from minidpo.learning.nano_base import train_tokenizer
+from minidpo.data.prompt import write
 from minidpo.memory import lora
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.lora import LoRAConfig
@@ -18,6 +19,8 @@ from minidpo.model.decoder import ModelConfig, Transformer
 
 torch.set_num_threads(1)  # for matrices as small as these a second thread costs more than it brings
 
+WORLD = envs.world("miniwob")
+SYSTEM_PROMPT = WORLD.system_prompt
 PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]\nlink "naïve 你好 🙂" [3]'
 CLICK_1 = write("input text #user [1]", 'CLICK(ref="1")')
 CLICK_2 = write('button "Submit" [2]', 'CLICK(ref="2")')
@@ -64,7 +67,7 @@ def is_quantised(model) -> bool:
 
 @functools.cache
 def tokenizer_json() -> str:
-    text = f"system\nuser\nassistant\n{SYSTEM}\n{PAGE}\n{CLICK_1}\n{CLICK_2}"
+    text = f"system\nuser\nassistant\n{SYSTEM_PROMPT}\n{PAGE}\n{CLICK_1}\n{CLICK_2}"
     return train_tokenizer([text], 420).to_str()
 
 

@@ -1,6 +1,73 @@
-"""MiniWoB++ in a real Chromium.
+"""MiniWoB++ in a real Chromium: the world `miniwob`.
 
 Read in this order: `tasks` (tasks, seeds, step limits, thresholds), `browser` (a page as text and input into
-it), `experts` (scripted demonstrators), `progress` (how near a failed episode came). `install` gets a
-Chromium, and `table` writes docs/tasks.md.
+it), `experts` (scripted demonstrators), `progress` (how near a failed episode came), `mistakes` (how an action
+differs from the expert's). `install` gets a Chromium, and `table` writes docs/tasks.md.
 """
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from envs import actions
+from envs.actions import Action
+from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.mistakes import mistake
+from envs.miniwob.progress import progress
+from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
+from envs.protocol import Camera, Env, EnvError, Observation, Outcome, Recorded, World
+
+
+class MiniWoBWorld(World):
+    """The 125 tasks of MiniWoB++. The browser's modules are imported where they are used: they need Playwright."""
+
+    name = "miniwob"
+    suites = SUITES
+    seeds = SEEDS
+    system_prompt = actions.SYSTEM_PROMPT
+    experts = EXPERTS
+    parse, render, step_limit = (
+        staticmethod(actions.parse),
+        staticmethod(actions.render),
+        staticmethod(STEP_LIMIT),
+    )
+
+    @contextlib.asynccontextmanager
+    async def open(self, places: int, watch: bool = False) -> AsyncIterator[Sequence[Env]]:
+        """Pages in another process, so that pages and model work at the same time."""
+        from envs.miniwob.browser.remote import RemoteBrowser
+
+        async with RemoteBrowser(places, headless=not watch) as browser:
+            yield browser.envs
+
+    @contextlib.asynccontextmanager
+    async def pictures(self, places: int) -> AsyncIterator[Sequence[Camera]]:
+        """Pages in this process, which can be photographed."""
+        from envs.miniwob.browser.driver import Browser
+
+        async with Browser(places) as browser:
+            yield browser.envs
+
+    def progress(self, episode: Recorded) -> float | None:
+        """How near the episode came, where the page or its form says so."""
+        turns = [(turn.observation, turn.action) for turn in episode.turns]
+        ended = episode.outcome == Outcome.FAILED
+        return progress(episode.instruction, episode.task, turns, episode.reward, ended=ended)
+
+    def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
+        """By the elements that both actions use."""
+        return mistake(seen.text, done, wanted, ended)
+
+    def require(self, watch: bool = False) -> None:
+        """There must be a Chromium and, to watch, a display."""
+        from envs.miniwob.browser.chromium import find_chromium
+        from envs.miniwob.browser.remote import check_display
+
+        if watch:
+            check_display()
+        try:
+            find_chromium(shell=not watch)
+        except EnvError as error:
+            raise ValueError(" ".join(str(error).split())) from None
+
+
+WORLD = MiniWoBWorld()

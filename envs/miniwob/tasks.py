@@ -3,7 +3,6 @@
 A task is the name of a page of the `miniwob` package, an instance is (task, seed).
 """
 
-import difflib
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -100,23 +99,3 @@ def THRESHOLD(task: str) -> float:
 def url(task: str) -> str:
     """The file URL of the task's page."""
     return (HTML / "miniwob" / f"{task}.html").as_uri()
-
-
-def resolve(names: str) -> tuple[str, ...]:
-    """The tasks that a comma-separated list of suites and tasks names, each once, in the order given.
-
-    Raises ValueError for an unknown name; the message holds the nearest known names.
-
-    >>> resolve("report, click-link")
-    ('click-button', 'login-user', 'click-link')
-    """
-    tasks: dict[str, None] = {}
-    for name in filter(None, (name.strip() for name in names.split(","))):
-        if name not in SUITES and name not in SUITES["all"]:
-            near = difflib.get_close_matches(name, [*SUITES, *SUITES["all"]])
-            hint = f"did you mean {', '.join(near)}" if near else f"suites are {', '.join(SUITES)}"
-            raise ValueError(f"unknown task {name!r}: {hint}")
-        tasks |= dict.fromkeys(SUITES.get(name, (name,)))
-    if not tasks:
-        raise ValueError(f"no task in {names!r}: give suites ({', '.join(SUITES)}) or task names")
-    return tuple(tasks)

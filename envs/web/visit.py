@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from envs.actions import Action
 from envs.miniwob.browser.chromium import ARGS, refuse
@@ -41,7 +42,7 @@ ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may sta
 class WebPage(Page):
     """A tab with any page."""
 
-    AREA = {"x": 0, "y": 0, "width": 800, "height": 600}
+    AREA: ClassVar = {"x": 0, "y": 0, "width": 800, "height": 600}
 
     @staticmethod
     async def prepare(context) -> None:
@@ -191,7 +192,8 @@ class WebPage(Page):
 
     async def _dismiss(self, dialog) -> None:
         if dialog.type == "beforeunload":  # whoever follows a link wants to leave
-            return await dialog.accept()
+            await dialog.accept()
+            return
         said = json.dumps(" ".join(dialog.message.split())[:200], ensure_ascii=False)
         self._note(f"the page said {said} in a dialog, which was dismissed")
         await dialog.dismiss()

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy
 
-from envs.actions import ActionError, render
-from envs.protocol import Outcome
-from minidpo.acting.policies import ModelPolicy, child_seed
-from minidpo.config import Sampling
+import envs
+from envs.protocol import ActionError, Outcome, World
+from minidpo.acting.jobs import child_seed
+from minidpo.acting.policies import ModelPolicy, Sampling
 from minidpo.data.episodes import Episode, Turn, in_a_loop
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import as_shots, next_prompt, thought, understand
@@ -24,6 +24,9 @@ from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
 from minidpo.model.sampling import Request
 
+GREEDY = Sampling(temperature=0.0)
+DEFAULT_MACHINE = Machine()
+
 
 class TooLong(ValueError):
     """A conversation, and room for the answer, that the model cannot read."""
@@ -32,7 +35,7 @@ class TooLong(ValueError):
 class Prediction(NamedTuple):
     """An answer: its thought, its action in canonical form, all of it and its tokens. Where it has no usable
     action, `action` is None, `error` says why and `text` what was said instead: a model that was not trained
-    for it, such as smollm2 without an adapter, seldom answers in the form that `data/prompt` asks for."""
+    for it, such as smollm2 without an adapter, seldom answers in the form that the world's prompt asks for."""
 
     thought: str
     action: str | None
@@ -58,7 +61,7 @@ class Agent:
 
         Agent("minidpo/nano", sampling=Sampling(temperature=1.0, top_p=0.9), seed=2)
 
-    `minidpo.config.Sampling`. One seed answers a conversation the same each time, another may not.
+    `minidpo.acting.policies.Sampling`. One seed answers a conversation the same each time, another may not.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class Agent:
         adapter: str | Path | None = None,
         *,
         seed: int = 1,
-        sampling: Sampling = Sampling(temperature=0.0),
-        machine: Machine = Machine(),
+        sampling: Sampling = GREEDY,
+        machine: Machine = DEFAULT_MACHINE,
         shots: Sequence[Episode] = (),
+        world: World | None = None,
     ):
         """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. `shots`: solved episodes
-        that stand before each task, for an adapter that learned behind them. Raises ValueError."""
+        that stand before each task, for an adapter that learned after them. `world`: whose prompt and
+        actions it speaks; None: MiniWoB++'s. Raises ValueError."""
         if sampling.temperatures:
             raise ValueError(
                 "an agent answers at one temperature, it plays no group: leave out temperatures"
@@ -81,8 +86,10 @@ class Agent:
             model, None if adapter is None else Path(adapter), machine
         )
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
-        self.shots = as_shots(shots)
-        policy = ModelPolicy(loaded, self.chat, self.name, sampling, seed=seed, pages=1)
+        self.shots, self.world = as_shots(shots), world or envs.world("miniwob")
+        policy = ModelPolicy(
+            loaded, self.chat, self.name, self.world.system_prompt, sampling, seed=seed, pages=1
+        )
         self.sampler, self.model, self.limit = (
             policy.sampler,
             policy.sampler.model,
@@ -91,7 +98,8 @@ class Agent:
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
-        ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page, self.shots)))
+        system = self.world.system_prompt
+        ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page, system, self.shots)))
         if len(ids) + self.sampling.max_new_tokens > self.limit:
             raise TooLong(
                 f"the conversation has {len(ids)} tokens and the answer may have "
@@ -105,7 +113,8 @@ class Agent:
             pass
         ids, text = answers[0].ids, self.chat.decode(answers[0].ids)
         try:
-            return Prediction(thought(text), render(understand(text)), text, ids)
+            action = self.world.render(understand(text, self.world))
+            return Prediction(thought(text), action, text, ids)
         except ActionError as problem:
             return Prediction(thought(text), None, text, ids, str(problem))
 
@@ -145,7 +154,7 @@ class Agent:
         solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
         agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
         """
-        sides, _ = pair_dialogues([pair], self.chat, self.limit)
+        sides, _ = pair_dialogues([pair], self.chat, self.limit, self.world.system_prompt)
         texts = [
             [
                 self.chat.tokenizer.decode([token], skip_special_tokens=False)

@@ -14,99 +14,116 @@ import signal
 import sys
 import termios
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from envs.actions import Action, ActionError, render
-from envs.miniwob.browser.remote import PAUSE_S, check_display
-from envs.protocol import EnvError, Observation, Outcome
-from envs.web.gate import Bounds
-from envs.web.visit import Web
-from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode, make_policy
-from minidpo.config import BrowseCommand, CollectCommand, Sampling
+from envs import web_page
+from envs.protocol import Action, ActionError, EnvError, Observation, Outcome, World
+from minidpo.acting.jobs import Job
+from minidpo.acting.policies import Policy, Reply, RunningEpisode, Sampling, model_policy
 from minidpo.data.episodes import Episode, Turn, Writer
 from minidpo.data.prompt import thought, understand
+from minidpo.memory.context import Context
 from minidpo.system import processes
+from minidpo.system.ranges import Checked, NotNegative, Positive
 
 Ask = Callable[[str], Awaitable[str]]
 QUESTION = "Enter acts, s skips, q quits: "
-MAX_UNUSABLE = (
-    2  # after so many answers without a usable action, one behind the other, the agent has stopped
-)
+MAX_UNUSABLE = 2
+"After so many answers in a row without a usable action the agent has stopped."
+PAUSE_S = 1.0
+"To look, where somebody only watches."
 
 
-def browse(command: BrowseCommand) -> dict:
-    """Make one visit. Returns its outcome and the number of steps."""
+@dataclass(frozen=True)
+class Browse(Checked):
+    """Let an agent act on a page outside the benchmark, confined to the page's origin."""
+
+    url: str
+    "http://, https:// or file://; the agent stays within this origin, or this file's folder"
+    goal: str
+    "what the agent is to do, in the words of a task"
+    adapter: Path | None = None
+    "folder or hub id of a LoRA adapter"
+    steps: Positive[int] = 10
+    "answers the agent may give"
+    yes: bool = False
+    "act without asking before each action"
+    watch: bool = False
+    "open the browser's window, to see what the agent does"
+    temperature: NotNegative[float] = 0.0
+    "of the sampler; 0 is greedy"
+    max_new_tokens: Positive[int] = 96
+    "tokens an answer may have"
+    out: Path = Path("runs/page")
+    "folder: episode.jsonl, to which each visit is added, and the pictures"
+
+
+def browse(options: Browse, context: Context) -> dict:
+    """Make one visit, with the prompt and the actions of the context's world, which must be those of web pages.
+    Returns its outcome and the number of steps."""
     processes.refuse_torchrun("a page is not visited")
-    if command.watch:
-        check_display()
-    if not (command.yes or sys.stdin.isatty()):
+    context.world.require(options.watch)
+    if not (options.yes or sys.stdin.isatty()):
         raise ValueError(
             "each action is asked for before it is carried out, but there is no terminal to ask "
             "at: run this in one, or let the agent act unasked with --yes"
         )
-    asyncio.run(Bounds(command.url).reach())  # before the weights are read
-    policy = make_policy(
-        CollectCommand(
-            model=command.model,
-            adapter=command.adapter,
-            seed=command.seed,
-            sampling=Sampling(command.temperature, max_new_tokens=command.max_new_tokens),
-            machine=replace(command.machine, pages=1),
-        )
-    )
-    ask = ask_user if not command.yes else pause if command.watch else None
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # a closed terminal: what was done is still written
+    web = web_page(options.url, options.goal, options.watch)
+    asyncio.run(web.bounds.reach())  # before the weights are read
+    sampling = Sampling(options.temperature, max_new_tokens=options.max_new_tokens)
+    policy = model_policy(context, options.adapter, sampling, pages=1)
+    ask = ask_user
+    if options.yes:
+        ask = pause if options.watch else None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # a closed terminal: what was done is still written
         signal.signal(number, signal.default_int_handler)
     try:
-        episode = asyncio.run(visit(command, policy, ask))
+        episode = asyncio.run(visit(options, context.world, policy, ask))
     except EnvError as error:
-        raise ValueError(f"{command.url}: {plain(str(error), 1000)}") from None
+        raise ValueError(f"{options.url}: {plain(str(error), 1000)}") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "what was done there is done; the same command is another visit"
         ) from None
     print(
         f"{episode.outcome} after {len(episode.turns)} steps, without a verdict: "
-        f"{command.out / 'episode.jsonl'}, pictures {command.out}/{episode.index}-*.png"
+        f"{options.out / 'episode.jsonl'}, pictures {options.out}/{episode.index}-*.png"
     )
     return {"outcome": episode.outcome, "steps": len(episode.turns)}
 
 
-async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Episode:
+async def visit(options: Browse, world: World, policy: Policy, ask: Ask | None) -> Episode:
     """Act on the page until the limit or until somebody stops. The turns are written in any case."""
-    bounds = Bounds(command.url)
+    web = web_page(options.url, options.goal, options.watch)
+    url = web.bounds.url
     if os.geteuid() == 0:
         print(
             "you are root: Chromium runs without its sandbox, so visit no page that might attack it"
         )
-    with Writer(command.out / "episode.jsonl") as writer:
+    with Writer(options.out / "episode.jsonl") as writer:
         index = 1 + max((key[2] for key in writer.done), default=-1)  # it names pictures, too
         turns: list[Turn] = []
         outcome = "stopped"  # by the user, the agent, its context or the browser
         try:
-            async with Web(bounds, command.goal, headless=not command.watch) as env:
-                running = RunningEpisode(
-                    Job(bounds.url, 0, index, command.steps), await env.reset()
-                )
-                while len(turns) < command.steps:
-                    picture = command.out / f"{index}-{len(turns) + 1:02}.png"
-                    if not await take_turn(env, policy, running, turns, ask, picture):
+            async with web as env:
+                running = RunningEpisode(Job(url, 0, index, options.steps), await env.reset())
+                while len(turns) < options.steps:
+                    picture = options.out / f"{index}-{len(turns) + 1:02}.png"
+                    if not await take_turn(env, world, policy, running, turns, ask, picture):
                         break
                 else:
                     outcome = str(Outcome.LIMIT)
-                (command.out / f"{index}-end.png").write_bytes(await env.page.screenshot())
-                if command.watch:
+                (options.out / f"{index}-end.png").write_bytes(await env.page.screenshot())
+                if options.watch:
                     await ask("Enter closes the window: ")
         finally:
             episode = Episode(
-                bounds.url,
+                url,
                 0,
                 index,
-                command.goal,
+                options.goal,
                 tuple(turns),
                 outcome,
                 0.0,
@@ -119,7 +136,8 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
 
 
 async def take_turn(
-    env: Web,
+    env,
+    world: World,
     policy: Policy,
     running: RunningEpisode,
     turns: list[Turn],
@@ -136,9 +154,9 @@ async def take_turn(
     seen, name = running.observation, None
     print(f"{len(turns) + 1:3}  {plain(thought(reply.text)) or '(no thought)'}")
     try:
-        action = understand(reply.text)
-        name = render(action)
-        if (choice := await preview(env, seen, action, picture, ask)) == "q":
+        action = understand(reply.text, world)
+        name = world.render(action)
+        if (choice := await preview(env, seen, action, name, picture, ask)) == "q":
             return False
         if choice == "s":
             running.observation = Observation(
@@ -182,14 +200,12 @@ async def answer(policy: Policy, running: RunningEpisode) -> Reply | None:
 
 
 async def preview(
-    env: Web, seen: Observation, action: Action, picture: Path, ask: Ask | None
+    env, seen: Observation, action: Action, name: str, picture: Path, ask: Ask | None
 ) -> str:
     """Show the action in words, in the page and as a picture. Returns the user's choice: "", "s" or "q"."""
-    refs = [str(action[name]) for name in ("ref", "to") if name in action]
+    refs = [str(action[of]) for of in ("ref", "to") if of in action]
     lines = [line for ref in refs for line in seen.text.split("\n") if line.endswith(f" [{ref}]")]
-    told = "   ".join(
-        [plain(render(action), most=9_999), *map(plain, lines)]
-    )  # who agrees must see its end
+    told = "   ".join([plain(name, most=9_999), *map(plain, lines)])  # who agrees must see its end
     print(f"     {told}")
     await env.page.mark(action)
     picture.write_bytes(await env.page.screenshot())

@@ -5,69 +5,81 @@ import importlib.metadata
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 
-from envs.miniwob.browser.driver import Browser
-from envs.miniwob.experts.by_task import EXPERTS
-from envs.miniwob.tasks import SEEDS
-from envs.protocol import Outcome
-from minidpo.config import CheckCommand, LoopCommand
-from minidpo.learning.plan_loop import peak_and_limit
+from envs.protocol import Outcome, World
 from minidpo.memory.loading import open_policy
-from minidpo.memory.machine import GIB, multiplies_bfloat16
+from minidpo.memory.machine import GIB, Machine, multiplies_bfloat16
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
-from minidpo.system.command_line import PACKAGED, as_started, parse
+from minidpo.system.command_line import as_started
 
-CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 
 
-def check(config: CheckCommand) -> None:
-    """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
+@dataclass(frozen=True)
+class Check:
+    """Check this machine: Python, PyTorch, disk, world, model, memory, GPU; a line for each."""
+
+    model: str = "smollm2"
+    "the model to load: folder, hub id, GGUF file, or smollm2"
+    out: Path = Path("runs")
+    "where runs are to be written"
+    track: Literal["mlflow"] | None = None
+    "look for MLflow, too"
+
+
+class Need(NamedTuple):
+    """Bytes that a configuration needs at most, bytes that are free (None: of a GPU that is not here)."""
+
+    peak: float
+    limit: float | None
+    on_gpu: bool
+
+
+def check(
+    options: Check, world: World, machine: Machine, needs: Mapping[str, Callable[[], Need]]
+) -> None:
+    """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here.
+
+    `needs` plans each file of configs/ by name; the demo's is in it.
+    """
     steps: list[tuple[str, Callable[[], str]]] = [
         # older Pythons do not come so far (minidpo/__init__.py)
         ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"),
         ("PyTorch", pytorch),
-        ("disk", lambda: disk(config.out)),
-        ("browser", browser),
-        ("memory", lambda: plan("demo")),
+        ("disk", lambda: disk(options.out)),
+        (world.name, lambda: plays(world)),
+        ("memory", lambda: plan("demo", needs["demo"])),
     ]
     failed = [name for name, step in steps if not passes(name, step)]
     fits = {
-        path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
-        for path in sorted(CONFIGS.glob("*.toml"))
-        if path.stem not in ("demo", "nano-base")
+        name: passes(f"configs/{name}.toml", partial(plan, name, need), needed=False)
+        for name, need in needs.items()
+        if name != "demo"
     }
     # last: what the model leaves in this process, plans would count
-    steps = [
-        ("model", lambda: model(config.model)),
-        *[("MLflow", mlflow)] * (config.track == "mlflow"),
-    ]
+    steps = [("model", lambda: model(options.model, machine))]
+    if options.track == "mlflow":
+        steps.append(("MLflow", mlflow))
     failed += [name for name, step in steps if not passes(name, step)]
     passes("GPU", gpu, needed=False)
-    slow = not (multiplies_bfloat16() or torch.cuda.is_available())
-    print(
-        as_started(
-            "the demo cannot run here: " + ", ".join(failed)
-            if failed
-            else "the demo can run here"
-            + ", for an hour or so (make demo-nano is shorter)" * slow
-            + ": make demo"
-        )
-    )
-    if failed:
-        if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
-            print(
-                as_started(
-                    "the same on the small model that ships with minidpo can: make demo-nano"
-                )
-            )
-        sys.exit(1)
+    if not failed:
+        slow = not (multiplies_bfloat16() or torch.cuda.is_available())
+        hours = ", for an hour or so (make demo-nano is shorter)" if slow else ""
+        print(as_started(f"the demo can run here{hours}: make demo"))
+        return
+    print(as_started(f"the demo cannot run here: {', '.join(failed)}"))
+    if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
+        print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
+    sys.exit(1)
 
 
 def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
@@ -75,11 +87,7 @@ def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
     try:
         print(f"ok    {name}: {step()}", flush=True)
         return True
-    except (
-        ValueError,
-        OSError,
-        RuntimeError,
-    ) as error:  # whatever a broken machine raises, in one line
+    except (ValueError, OSError, RuntimeError) as error:  # whatever a broken machine raises
         why = as_started(" ".join(str(error).split()))
         print(f"{'FAIL' if needed else 'no  '}  {name}: {why}", flush=True)
         return False
@@ -111,27 +119,30 @@ def disk(folder: Path) -> str:
     return f"{free:.0f} GiB are free under {folder}"
 
 
-def browser() -> str:
-    """Open a real page and solve it, as its scripted expert does."""
+def plays(world: World) -> str:
+    """Open an instance of the world's first task and solve it, as its scripted expert does."""
+    world.require()
+    task = next(iter(world.suites.values()))[0]
+    expert, seed = world.experts[task], world.seeds["validation"][0]
 
-    async def solve() -> tuple[str, float]:
-        async with Browser(pages=1) as chromium:
-            (env,), began = chromium.envs, time.perf_counter()
-            seen = await env.reset("click-button", SEEDS["validation"][0])
-            seen = await env.step(EXPERTS["click-button"](seen, []).action)
+    async def solve() -> tuple[Outcome | None, float]:
+        async with world.open(1) as (env,):
+            began = time.perf_counter()
+            seen, done = await env.reset(task, seed), []
+            while seen.outcome is None and len(done) < world.step_limit(task):
+                done.append(expert(seen, done).action)
+                seen = await env.step(done[-1])
             return seen.outcome, time.perf_counter() - began
 
     outcome, seconds = asyncio.run(solve())
     if outcome != Outcome.SOLVED:
-        raise ValueError(
-            f"the page click-button was opened and not solved ({outcome}): please report this"
-        )
-    return f"opened the page click-button and solved it in {1000 * seconds:.0f} ms"
+        raise ValueError(f"{task} was opened and not solved ({outcome}): please report this")
+    return f"opened {task} and solved it in {1000 * seconds:.0f} ms"
 
 
-def model(source: str) -> str:
+def model(source: str, machine: Machine) -> str:
     """Load the demo's model and let it answer."""
-    language_model, chat, _ = open_policy(source, None, loop_config("demo").machine)
+    language_model, chat, _ = open_policy(source, None, machine)
     sampler = Sampler(pack(language_model), 1, chat.end, temperature=0.0)
     prompt = chat.prompt([Message("user", "What is the capital of France?")])
     sampler.ask(0, Request(tuple(prompt), (0.0,) * 48))
@@ -142,21 +153,15 @@ def model(source: str) -> str:
     return f"{source} answers {chat.decode(answers[0].ids)!r}, {rate:.0f} tokens/s"
 
 
-def loop_config(name: str) -> LoopCommand:
-    """A file of configs/ as the loop reads it."""
-    return parse(LoopCommand, ["--config", str(CONFIGS / f"{name}.toml")], "train.py check", "")
-
-
-def plan(name: str) -> str:
+def plan(name: str, need: Callable[[], Need]) -> str:
     """What a configuration needs, and what is here."""
-    config = loop_config(name)
-    peak, limit = peak_and_limit(config)
-    if limit is None or (config.machine.device == "cuda" and not torch.cuda.is_available()):
+    peak, limit, on_gpu = need()
+    if limit is None or (on_gpu and not torch.cuda.is_available()):
         raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, and PyTorch sees none")
     if peak > limit:
         raise ValueError(
-            f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other "
-            f"programs; python train.py plan --config configs/{name}.toml says what else helps"
+            f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other programs; train.py plan "
+            f"with configs/{name}.toml says what else helps"
         )
     return f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free"
 

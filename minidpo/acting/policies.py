@@ -1,56 +1,31 @@
 """Policies: who answers a page. A language model or a scripted expert; either can be printed for a viewer."""
 
 import asyncio
-import hashlib
-import random
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy
 import torch
 from tqdm import tqdm
 
-from envs.actions import Action, parse, render
-from envs.miniwob.experts.by_task import EXPERTS
-from envs.miniwob.experts.decisions import Decision, Expert
-from envs.miniwob.experts.habits import clumsy
-from envs.protocol import Observation
-from minidpo.config import CollectCommand, Sampling
+from envs.protocol import Action, Decision, Expert, Observation, World
+from minidpo.acting.jobs import Job, child_seed
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import SYSTEM, next_prompt, write
+from minidpo.data.prompt import next_prompt, write
+from minidpo.memory.context import Context
 from minidpo.memory.loading import open_policy
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
 from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Request, Sampler
+from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 # weights. Beside nano's 2.4 M the pages take 0.9 of a core (benchmarks/rollout.py), beside 135 M hardly any
 SPARE_CORE_BELOW = 20_000_000
-
-
-class Job(NamedTuple):
-    """One episode to play."""
-
-    task: str
-    seed: int
-    index: int  # number within the group: the episodes of the same (task, seed)
-    limit: int  # turns the episode may take
-    forced: tuple[
-        str, ...
-    ] = ()  # answers that are given in the first turns; then the policy is asked
-    shots: tuple[
-        str, ...
-    ] = ()  # of solved examples: what they show and say, in turn, before the task
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.task, self.seed, self.index
-
-    @property
-    def instance(self) -> tuple[str, int]:
-        return self.task, self.seed
 
 
 @dataclass
@@ -60,7 +35,8 @@ class RunningEpisode:
     job: Job
     observation: Observation
     turns: list[Turn] = field(default_factory=list)
-    forgotten: int = 0  # turns before these, which the context has no room for
+    forgotten: int = 0
+    "Turns before these, for which the context has no room."
 
 
 class Reply(NamedTuple):
@@ -77,46 +53,66 @@ class Policy(Protocol):
 
     name: str
     sampling: dict
-    spare_core: (
-        bool  # whether a core is left to the browser: its pages take about as long as the answers
-    )
+    spare_core: bool
+    "Whether a core is left to the world, because its pages take about as long as the answers."
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         """What to do, on page number `page`; None if the context is full or a script knows no step."""
 
 
-def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
-    """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
-    printed. An expert's raises ValueError if one of these tasks has none."""
-    if command.policy != "model":
-        require_experts(tasks)
-        policy: Policy = ExpertPolicy(
-            command.noise, command.seed, relabels=command.policy == "dagger"
+# ---- a model ----
+
+
+@dataclass(frozen=True)
+class Sampling(Checked):
+    """How a model answers."""
+
+    temperature: NotNegative[float] = 1.0
+    "of the sampler; 0 is greedy"
+    temperatures: tuple[float, ...] = ()
+    "in place of one: dealt out in turn to the episodes of each instance, by their number"
+    top_p: Share[Positive[float]] = 1.0
+    "keep the most probable tokens up to this mass"
+    max_new_tokens: Positive[int] = 96
+    "tokens an answer may have"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if any(not 0 <= t < math.inf for t in self.temperatures):
+            raise ValueError(f"temperatures must be finite and at least 0, got {self.temperatures}")
+        if self.temperatures and self.temperature != Sampling.temperature:
+            raise ValueError("temperatures names that of each episode: leave temperature out")
+        if self.top_p < 1 and not any(self.temperatures or (self.temperature,)):
+            raise ValueError(
+                f"top_p {self.top_p:g} does nothing at temperature 0, which takes the likeliest "
+                "token: leave top_p out, or raise the temperature"
+            )
+
+    def record(self, seed: int) -> dict:
+        """How an episode was sampled, as it is written down with it."""
+        drawn = (
+            {"temperatures": list(self.temperatures)}
+            if self.temperatures
+            else {"temperature": self.temperature}
         )
-    else:
-        model, chat, identity = open_policy(command.model, command.adapter, command.machine)
-        name = f"{command.adapter or command.model}@{identity[:12]}"
-        pages = command.machine.page_count(command.watch)
-        policy = ModelPolicy(model, chat, name, command.sampling, seed=command.seed, pages=pages)
-    return PrintingPolicy(policy) if command.watch else policy
+        return {**drawn, "top_p": self.top_p, "seed": seed, "max_new_tokens": self.max_new_tokens}
 
 
-def require_experts(tasks: Iterable[str]) -> None:
-    """Raises ValueError if one of these tasks has no scripted expert."""
-    if missing := [task for task in tasks if task not in EXPERTS]:
-        raise ValueError(
-            f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
-            "one, --tasks expert (docs/tasks.md says which)"
-        )
-
-
-def child_seed(*what) -> int:
-    """A 64-bit seed from any values, the same on every machine and in every process.
-
-    >>> child_seed(1, "click-link", 7) == child_seed(1, "click-link", 7) != child_seed(1, "click-link", 8)
-    True
-    """
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
+def model_policy(
+    context: Context,
+    adapter: Path | None,
+    sampling: Sampling,
+    *,
+    pages: int,
+    watch: bool = False,
+) -> Policy:
+    """The base model with an adapter, on so many pages. `watch`: its answers are printed."""
+    model, chat, identity = open_policy(context.model, adapter, context.machine)
+    name = f"{adapter or context.model}@{identity[:12]}"
+    policy = ModelPolicy(
+        model, chat, name, context.world.system_prompt, sampling, seed=context.seed, pages=pages
+    )
+    return PrintingPolicy(policy) if watch else policy
 
 
 class ModelPolicy:
@@ -131,12 +127,14 @@ class ModelPolicy:
         model: Transformer,
         chat: Chat,
         name: str,
+        system_prompt: str,
         sampling: Sampling,
         *,
         seed: int = 0,
         pages: int = 16,
     ):
         self.chat, self.name, self.seed = chat, name, seed
+        self.system_prompt = system_prompt
         self.spare_core = (
             sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
         )
@@ -151,7 +149,7 @@ class ModelPolicy:
         # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
         # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
         model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
-        system = chat.dialogue([Message("system", SYSTEM)]).ids
+        system = chat.dialogue([Message("system", system_prompt)]).ids
         self.sampler = Sampler(
             model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system
         )
@@ -160,9 +158,10 @@ class ModelPolicy:
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         seen, turns = episode.observation, episode.turns
-        ids = tuple(
-            self.chat.prompt(next_prompt(seen.instruction, turns, seen.text, episode.job.shots))
+        messages = next_prompt(
+            seen.instruction, turns, seen.text, self.system_prompt, episode.job.shots
         )
+        ids = tuple(self.chat.prompt(messages))
         if len(ids) + self.max_new_tokens > self.max_context:
             if episode.job.shots and not turns:
                 raise ValueError(
@@ -191,9 +190,8 @@ class ModelPolicy:
                     if reply is not None and not reply.done():
                         reply.set_result(sampled)
                 await asyncio.sleep(0)
-        except (
-            Exception
-        ) as error:  # the waiting pages raise it, whatever it is, or they would wait for ever
+        except Exception as error:
+            # the waiting pages raise it, whatever it is, or they would wait for ever
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)
@@ -205,48 +203,74 @@ class ModelPolicy:
         return tuple(stream.random(self.max_new_tokens).tolist())
 
 
+# ---- a script ----
+
+
+def expert_policy(
+    context: Context, tasks: Iterable[str], *, relabels: bool = False, watch: bool = False
+) -> Policy:
+    """The world's experts. Raises ValueError if one of these tasks has none."""
+    world = context.world
+    if missing := [task for task in dict.fromkeys(tasks) if task not in world.experts]:
+        raise ValueError(
+            f"no scripted expert for {', '.join(missing[:5])}: take tasks of {world.name} that have one"
+        )
+    policy = ExpertPolicy(world, context.seed, relabels)
+    return PrintingPolicy(policy) if watch else policy
+
+
 class ExpertPolicy:
-    """The scripted experts as a policy; with noise, each turn has its own random stream of slips.
+    """The scripted experts as a policy.
 
     relabels: in states that an agent reached (`Job.forced`), with no answer where an expert knows none.
-    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the page judges the
+    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the world judges the
     answer. Differs from the paper: a state from which the expert does not solve is not imitated.
     """
 
-    def __init__(self, noise: float, seed: int, relabels: bool = False):
-        self.noise, self.seed, self.relabels, self.spare_core = noise, seed, relabels, True
-        self.name = "dagger" if relabels else f"clumsy {noise}" if noise else "expert"
-        self.sampling = {"seed": seed} if relabels else {"noise": noise, "seed": seed}
+    spare_core = True
+
+    def __init__(self, world: World, seed: int, relabels: bool = False):
+        self.world, self.seed, self.relabels = world, seed, relabels
+        self.name = "dagger" if relabels else "expert"
+        self.sampling = {"seed": seed} if relabels else {"noise": 0.0, "seed": seed}
+
+    def expert(self, episode: RunningEpisode) -> Expert:
+        """The expert that answers this turn."""
+        return self.world.experts[episode.job.task]
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
-        expert = EXPERTS[episode.job.task]
-        if self.noise:
-            stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
-            expert = clumsy(expert, self.noise, stream)
-        done = [parse(turn.action) for turn in episode.turns if turn.action]
-        if self.relabels or episode.job.forced:  # where another agent went, it may know no page
+        expert, job = self.expert(episode), episode.job
+        done = [self.world.parse(turn.action) for turn in episode.turns if turn.action]
+        if self.relabels or job.forced:  # where another agent went, it may know no page
             decision = expert_decision(expert, episode.observation, done)
         else:
             try:
                 decision = expert(episode.observation, done)
-            except (
-                ValueError,
-                LookupError,
-                StopIteration,
-            ) as error:  # it ends the episode, not a collection
-                decision, name = None, f"{episode.job.task} seed {episode.job.seed}"
-                print(f"{name}: the expert knows no way on: {error!r}", file=sys.stderr)
-        return decision and Reply(write(decision.thought, render(decision.action)))
+            except (ValueError, LookupError, StopIteration) as error:
+                # this ends the episode, not the collection
+                decision = None
+                print(
+                    f"{job.task} seed {job.seed}: the expert knows no way on: {error!r}",
+                    file=sys.stderr,
+                )
+        if decision is None:
+            return None
+        return Reply(write(decision.thought, self.world.render(decision.action)))
 
 
 def expert_decision(
     expert: Expert | None, seen: Observation, done: list[Action]
 ) -> Decision | None:
     """What an expert would do; None without one, or on a page that it does not know."""
+    if expert is None:
+        return None
     try:
         return expert(seen, done)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
         return None  # experts are written for the pages that they themselves come to
+
+
+# ---- either, printed ----
 
 
 class PrintingPolicy:

@@ -1,4 +1,4 @@
-"""Rollouts: one policy plays many episodes at once, each on a browser page of its own.
+"""Rollouts: one policy plays many episodes at once, each in an environment of its own.
 
 An episode is a loop: look, ask the policy, act. A page that waits for an answer is a row of the sampler,
 which writes one token in every such row at each step; meanwhile the other pages act, in their own process.
@@ -13,20 +13,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import torch
 
-from envs.actions import ActionError, render
-from envs.protocol import Env, EnvError, Outcome
-from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode
+from envs.protocol import ActionError, Env, EnvError, Outcome, World
+from minidpo.acting.jobs import Job
+from minidpo.acting.policies import Policy, Reply, RunningEpisode
 from minidpo.data.episodes import Cost, Episode, Turn, grouped, in_a_loop
 from minidpo.data.prompt import understand
 from minidpo.system import processes
 
-ENV_TRIES = (
-    3  # how often an episode is begun; when the environment fails in all of them, it is given up
-)
+ENV_TRIES = 3
+"How often an episode is begun; when the environment fails in all of them, it is given up."
 
 
 async def play(
-    envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, on_episode: Callable[[Episode], None]
+    envs: Sequence[Env],
+    jobs: Iterable[Job],
+    policy: Policy,
+    on_episode: Callable[[Episode], None],
+    world: World,
 ) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
@@ -36,27 +39,25 @@ async def play(
     alone = []
     waiting = grouped(jobs, lambda job: job.task)
     task_of_page: list[str | None] = [None] * len(envs)
-    began, durations = (
-        time.perf_counter(),
-        defaultdict(list),
-    )  # the latter by task: seconds of its episodes
+    began = time.perf_counter()
+    durations = defaultdict(list)  # by task: seconds of its episodes
+
+    def most_work() -> str:
+        """The task with the most work left for each page on it."""
+        elapsed = time.perf_counter() - began
+        return max(
+            (task for task in waiting if waiting[task]),
+            key=lambda task: (
+                work(len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task))
+            ),
+        )
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
+            # Loading another task's page takes as long as ten clicks, so a page stays with its task while any
+            # of it is left.
             if not waiting.get(task_of_page[page]):
-                # Loading another task's page takes as long as ten clicks, so a page stays with its task while
-                # any of it is left, and then takes the task with the most work for each page on it.
-                elapsed, left = (
-                    time.perf_counter() - began,
-                    [task for task in waiting if waiting[task]],
-                )
-                task_of_page[page] = max(
-                    left,
-                    key=lambda task: (
-                        work(len(waiting[task]), durations[task], elapsed)
-                        / (1 + task_of_page.count(task))
-                    ),
-                )
+                task_of_page[page] = most_work()
             job = waiting[task_of_page[page]].pop(0)
             for _ in range(ENV_TRIES - 1):
                 if not await try_episode(job, page):
@@ -64,21 +65,19 @@ async def play(
             else:
                 alone.append(job)
 
-    async def try_episode(
-        job: Job, page: int
-    ) -> EnvError | None:  # the error, if the environment failed
+    async def try_episode(job: Job, page: int) -> EnvError | None:
+        """Play an episode. Returns the error if the environment failed."""
         try:
-            episode = await play_once(envs[page], page, job, policy)
+            episode = await play_once(envs[page], page, job, policy, world)
         except EnvError as error:
             return error
         durations[job.task].append(episode.cost.model_s + episode.cost.browser_s)
         on_episode(episode)
+        return None
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
-    if (
-        policy.spare_core
-    ):  # for the browser, because a matrix product waits for the slowest of its threads
+    if policy.spare_core:  # a matrix product waits for the slowest of its threads
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
@@ -101,7 +100,7 @@ def work(jobs: int, seconds: Sequence[float], elapsed: float) -> float:
     return jobs * (sum(seconds) / len(seconds) if seconds else 1 + elapsed)
 
 
-async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
+async def play_once(env: Env, page: int, job: Job, policy: Policy, world: World) -> Episode:
     """Play one episode. Raises EnvError if the environment fails."""
     seconds = {"model": 0.0, "browser": 0.0}
 
@@ -124,9 +123,9 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
             break
         seen = episode.observation
         try:
-            action = understand(reply.text)
+            action = understand(reply.text, world)
             episode.observation = await timed("browser", env.step(action))
-            name, error = render(action), episode.observation.error
+            name, error = world.render(action), episode.observation.error
         except ActionError as problem:
             name, error = None, str(problem)
         turns.append(Turn(seen.text, reply.text, name, error, reply.ids, reply.logps))

@@ -228,6 +228,11 @@ def by_instance(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episo
     return grouped(episodes, lambda e: e.instance)
 
 
+def instances_of(episodes: Iterable[Episode]) -> list[tuple[str, int]]:
+    """The instances that were played, each once, in the order they come."""
+    return list(dict.fromkeys(episode.instance for episode in episodes))
+
+
 def read(path: str | Path) -> list[Episode]:
     """All episodes of a JSONL file. Raises ValueError naming file and line; an empty file is an error too."""
     path = Path(path)

@@ -1,9 +1,9 @@
 """The prompt: what the model is told, and how its answer is understood.
 
-A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
-page after it, and so on. If a long page hardly changed, only its changes are shown. An answer is a thought
-and an action. The action goes through the closed grammar of `envs.actions` and is never run as code. An
-answer without a usable action costs a turn; the next says why.
+A task instance becomes a conversation: the world's system prompt, then the task and the page, the agent's
+answer, the page after it, and so on. If a long page hardly changed, only its changes are shown. An answer is a
+thought and an action. The action goes through the world's closed grammar and is never run as code. An answer
+without a usable action costs a turn; the next says why.
 """
 
 import re
@@ -15,15 +15,9 @@ from itertools import cycle
 
 from tqdm import tqdm
 
-from envs.actions import Action, ActionError, parse
+from envs.protocol import Action, ActionError, World
 from minidpo.data.episodes import Episode, Turn
 from minidpo.model.chat import Chat, Dialogue, Message
-
-SYSTEM = """You do a task on a web page. Answer:
-thought: the step of the task, then the element you use, as the page shows it
-action: CLICK(ref="1")
-or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
-DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
 
 _ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(
@@ -47,16 +41,18 @@ def thought(answer: str) -> str:
     return found.group(1).rstrip() if found else ""
 
 
-def understand(answer: str) -> Action:
+def understand(answer: str, world: World) -> Action:
     """The one action in an answer. Raises ActionError with a sentence the agent can act on. Forgives spacing,
     case, `Action :`, Markdown marks around it and a trailing full stop; more than one action, or none, is
     refused, because guessing would act where the agent did not say so."""
     found = _ACTION.findall(answer)
     if not found:
-        raise ActionError('no action found: end the answer with a line like action: CLICK(ref="1")')
+        example = _ACTION.search(world.system_prompt)
+        line = example[0] if example else "action: ..."
+        raise ActionError(f"no action found: end the answer with a line like {line}")
     if len(found) > 1:
         raise ActionError(f"{len(found)} actions found: give exactly one a turn")
-    return parse(found[0].strip().strip("*_").strip())
+    return world.parse(found[0].strip().strip("*_").strip())
 
 
 FOLD_FROM_LINES = 12  # shorter pages are always shown whole
@@ -95,34 +91,46 @@ def page(observation: str, turn_before: Turn | None, instruction: str) -> Messag
     return Message("user", trouble + shown)
 
 
-def conversation(
-    instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()
-) -> list[Message]:
-    """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
-    messages = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)]
+def exchanges(instruction: str, turns: Sequence[Turn]) -> list[Message]:
+    """Page and answer of each turn."""
+    messages = []
     for turn_before, turn in zip((None, *turns), turns):
         messages.append(page(turn.observation, turn_before, instruction))
         messages.append(Message("assistant", turn.answer, turn.ids))
     return messages
 
 
+def conversation(
+    instruction: str, turns: Sequence[Turn], system: str, shots: Sequence[str] = ()
+) -> list[Message]:
+    """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
+    examples = map(Message, cycle(("user", "assistant")), shots)
+    return [Message("system", system), *examples, *exchanges(instruction, turns)]
+
+
 def next_prompt(
-    instruction: str, turns: Sequence[Turn], observation: str, shots: Sequence[str] = ()
+    instruction: str,
+    turns: Sequence[Turn],
+    observation: str,
+    system: str,
+    shots: Sequence[str] = (),
 ) -> list[Message]:
     """The messages of the turns so far and the page that waits for an answer."""
     shown = page(observation, turns[-1] if turns else None, instruction)
-    return [*conversation(instruction, turns, shots), shown]
+    return [*conversation(instruction, turns, system, shots), shown]
 
 
-def episode_messages(episode: Episode) -> list[Message]:
+def episode_messages(episode: Episode, system: str) -> list[Message]:
     """An episode as the conversation it was."""
-    return conversation(episode.instruction, episode.turns, episode.shots)
+    return conversation(episode.instruction, episode.turns, system, episode.shots)
 
 
 def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
-    """What examples show, one behind the other: their pages and answers, in turn."""
+    """What examples show, one after the other: their pages and answers, in turn."""
     return tuple(
-        message.content for e in episodes for message in conversation(e.instruction, e.turns)[1:]
+        message.content
+        for episode in episodes
+        for message in exchanges(episode.instruction, episode.turns)
     )
 
 
@@ -166,23 +174,23 @@ class Conversation:
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 
-def dialogue_of(trajectory: Episode | Conversation, chat: Chat) -> Dialogue:
+def dialogue_of(trajectory: Episode | Conversation, chat: Chat, system: str) -> Dialogue:
     """Token ids and turns. What the agent did not say itself is given: examples that it was shown, and of a
     relabelled episode all that stood before the expert's answer."""
     if isinstance(trajectory, Episode):
         given = 1 + len(trajectory.shots)  # the system prompt and the examples
         given += 2 * trajectory.forced * trajectory.relabelled  # a page and an answer for each step
-        messages = tuple(episode_messages(trajectory))
+        messages = tuple(episode_messages(trajectory, system))
         trajectory = Conversation(messages, given, trajectory.name, trajectory.instance)
     return trajectory.dialogue(chat)
 
 
 def dialogues_of(
-    trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat, limit: int
+    trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat, limit: int, system: str
 ) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
     dialogues = [
-        dialogue_of(trajectory, chat)
+        dialogue_of(trajectory, chat, system)
         for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)
     ]
     # behind the agent's last token stands nothing that is read

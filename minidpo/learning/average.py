@@ -9,20 +9,17 @@ mean(A) is the mean of the B A less their covariance: of second order in the dis
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minidpo.config import AverageCommand
-from minidpo.learning.training_run import adapter_sha256, keep_inputs, require_adapter
+from minidpo.learning.training_run import finished
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
-from minidpo.system.tensors import fingerprint
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAME_START = (
@@ -49,31 +46,26 @@ def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dic
     return averaged
 
 
-def average(config: AverageCommand) -> dict:
-    """Write the mean of the adapters to `out`/adapter, with the first one's settings. Returns its
-    fingerprint. Raises ValueError, and writes nothing, if they have no mean (`checked`), if `out` holds
-    another one, or if it would overwrite one of them. One process does it.
+def average(run: RunFolder, adapters: Sequence[Path], weights: Sequence[float] = ()) -> Path:
+    """Write the mean of the adapters to the run's adapter, with the first one's settings. Returns its folder.
+
+    weights: how much each counts; (): all alike. Raises ValueError, and writes nothing, if the adapters have no
+    mean (`checked`).
     """
-    keep_inputs(config.out, *config.adapters)
-    folders = [lora.located(adapter) for adapter in config.adapters]
-    adapters, base = checked(folders)
-    weights = tuple(map(float, config.weights or [1] * len(folders)))
-    run = RunFolder(
-        config.out,
-        asdict(config)
-        | {"weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]},
-    )
-    averaged = mean(adapters, weights)
     if run.finished:
-        require_adapter(run)
-    else:
-        run.begin()
-        lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
-        run.finish()
-    print(
-        f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters, which may be worse than they are"
+        return finished(run)
+    folders = [lora.located(adapter) for adapter in adapters]
+    tensors, base = checked(folders)
+    averaged = mean(tensors, weights or [1.0] * len(folders))
+    run.begin()
+    run.call(
+        lora.write, run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG)
     )
-    return {"fingerprint": fingerprint(averaged)}
+    run.finish()
+    print(
+        f"{run.folder / 'adapter'}: the mean of {len(folders)} adapters, which may be worse than they are"
+    )
+    return run.folder / "adapter"
 
 
 def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, str]]:

@@ -1,30 +1,22 @@
-"""DPO and its variants: an adapter from pairs of episodes, of which one went better."""
+"""DPO and its variants: an adapter from pairs of episodes, of which one went better.
+
+Load, tokenise, score the reference once, then steps: the policy's scores from the trees of this step, the
+reference's from the cache, the loss, its gradient.
+"""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
-from minidpo.config import DPOCommand, PairsCommand, RMCommand
-from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
-from minidpo.data.episodes import read, read_all
-from minidpo.data.pairs import (
-    NEEDS_GOLDEN,
-    NothingToLearn,
-    Pair,
-    PairRules,
-    check_prompts,
-    is_about_successes,
-    make_pairs,
-    noisy,
-    unpaired,
-    unpaired_successes,
-)
 from minidpo.data.prompt import dialogues_of
+from minidpo.learning.loss_table import LOSSES, LossParameters
 from minidpo.learning.preferences import (
     PairBatch,
     PairLoss,
@@ -32,86 +24,118 @@ from minidpo.learning.preferences import (
     mismatched,
     pair_batches,
     pair_loss,
-    pair_loss_of,
     step_baseline,
     tokenise,
 )
 from minidpo.learning.reference import identity, reference_scores
 from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
-from minidpo.learning.trainer import StepSettings, train
+from minidpo.learning.trainer import Optimizer, StepSettings, train
 from minidpo.learning.training_run import (
     example_indices,
     finish,
+    finished,
     in_steps,
-    open_run,
     optimizers_of,
-    refuse_for_conversations,
-    resync_finished,
+    steps_of_a_pass,
 )
 from minidpo.memory import lora
+from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import dpo_load
-from minidpo.model.chat import Chat
-from minidpo.system import processes
-from minidpo.system.files import file_sha256, write_text
+from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder
 
 
-def dpo(config: DPOCommand) -> dict:
-    """Train an adapter on pairs. Returns the last step's log."""
-    options, reference = config.dpo, config.reference or config.adapter
-    settings = pair_loss_of(options, config.reference is not None)
-    pairs = load_pairs(config, settings.until)
-    if config.export:
-        path = config.out / "pairs-trl.jsonl"
-        return processes.on_rank_0(trl_files.write_pairs, pairs, path, settings.until)
-    shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
-    machine = to_compute(config.machine, config.adapter, config.reference)
-    run = open_pairs_run(config, reference=config.reference)
+@dataclass(frozen=True)
+class DPO(Optimizer, LossParameters):
+    """Preference learning on pairs of episodes. By default as published: whole episodes, beta 0.1, no NLL."""
+
+    batch: Positive[int] = 16
+    lr: Positive[float] = 2e-4
+    loss: str = "dpo"
+    "which objective, a name in minidpo/learning/loss_table.py"
+    nll: NotNegative[float] = 0.0
+    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
+    until: Literal["end", "turn", "token"] = "end"
+    "where pairs are cut; end: nowhere; turn: both after the first turn that differs; token: the rejected alone \
+after its first token that differs from the chosen"
+    pairs_per_instance: Positive[int] = 4
+    "pairs of one instance at most; episodes that were used least so far come first"
+    pairs_per_task: Positive[int | None] = None
+    "pairs of one task at most, as evenly from its instances as can be; None: all"
+
+    def __post_init__(self):
+        super().__post_init__()
+        pair_loss_of(self)
+
+
+def dpo(
+    run: RunFolder,
+    context: Context,
+    pairs: Sequence,
+    options: DPO,
+    *,
+    start: Path,
+    reference: Path | None = None,
+    rehearsed: Sequence = (),
+    rehearse: int = 0,
+) -> Path:
+    """Train the adapter `start` on pairs (`data/pairs`). Returns the trained adapter's folder.
+
+    reference: the adapter of the reference policy; None: `start` as it is before the first step. rehearsed:
+    solved episodes of instances without a pair; each step imitates `rehearse` of them, weighted by nll.
+    Rafailov et al. 2023, arXiv:2305.18290. Differs from the paper: nothing by default.
+    """
     if run.finished:
-        return resync_finished(run)
-    chat, limit = open_chat(config.model)
-    data = tokenise(pairs, chat, limit, settings.until)
+        return finished(run)
+    settings = pair_loss_of(options)
+    chat, limit = open_chat(context.model)
+    system = context.world.system_prompt
+    data = tokenise(pairs, chat, limit, system, settings.until)
+    rehearsal = Demonstrations(
+        *dialogues_of(rehearsed, chat, limit, system), [1.0] * len(rehearsed)
+    )
     options = in_steps(options, len(data.pairs))
-    rehearsal = rehearsed(config, pairs, chat, limit)
+
+    machine = to_compute(context.machine, start, reference)
     longest = max((len(dialogue.ids) for dialogue in rehearsal.dialogues), default=0)
-    baseline_data = (
-        mismatched(data, limit) if settings.loss.needs_baseline else None
-    )  # for KTO's baseline
     policy, machine, run.base = open_to_train(
-        config.model,
+        context.model,
         machine,
-        shape,
+        lora.read_config(start),
         options.optimizer,
         lambda m: dpo_load(m, max(data.largest_tree(m), longest)),
     )
     device = policy.head_weight.device
-    lora.switch_adapter(policy, reference, run.base)
-    processes.on_rank_0(run.begin)
+
+    # the reference: the policy at step 0, or another adapter, scored once
+    lora.switch_adapter(policy, reference or start, run.base)
+    run.begin()
     record_pairs(run, pairs, data)
-    weights = identity(policy, run.base, reference_shape)
-    reference_of = partial(
-        reference_scores, policy, settings=settings, machine=machine, weights=weights
+    weights = identity(policy, run.base, lora.read_config(reference or start))
+    score = partial(
+        reference_scores, run, policy, settings=settings, machine=machine, weights=weights
     )
-    ref = reference_of(data, run.folder / "reference.safetensors")
-    ref_baseline = (
-        None
-        if baseline_data is None
-        else reference_of(baseline_data, run.folder / "reference-baseline.safetensors")
-    )
-    if config.reference:  # the policy does not start at its reference
-        lora.switch_adapter(policy, config.adapter, run.base)
+    ref = score(data, "reference.safetensors")
+    baseline_data, ref_baseline = None, None
+    if settings.loss.needs_baseline:
+        baseline_data = mismatched(data, limit)
+        ref_baseline = score(baseline_data, "reference-baseline.safetensors")
+    if reference:
+        lora.switch_adapter(policy, start, run.base)
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 
     def step_batches(step: int) -> Iterator[PairBatch | SFTBatch]:
-        picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
+        picked = example_indices(step, options.batch, len(data.pairs), context.seed, labels=labels)
         baseline = step_baseline(policy, baseline_data, ref_baseline, picked, settings, machine)
         yield from pair_batches(data, picked, ref, settings, machine, device, baseline)
-        if n := len(rehearsal.dialogues):
-            picked = example_indices(step, min(options.rehearse, n), n, config.seed)
+        if rehearse and rehearsal.dialogues:
+            n = len(rehearsal.dialogues)
+            picked = example_indices(step, min(rehearse, n), n, context.seed)
             yield from sft_batches(rehearsal, picked, device, machine.pass_tokens())
 
+    pass_steps = steps_of_a_pass(options, len(data.pairs))
     train(
         run,
         policy,
@@ -119,9 +143,9 @@ def dpo(config: DPOCommand) -> dict:
         batches=step_batches,
         score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
         objective=partial(pair_or_rehearsal_loss, settings),
-        settings=StepSettings(options, config.seed, options.loss.upper()),
+        settings=StepSettings(options, context.seed, options.loss.upper(), pass_steps=pass_steps),
     )
-    return finish(run, policy, config.model)
+    return finish(run, policy, context.model)
 
 
 def pair_or_rehearsal_loss(
@@ -135,126 +159,33 @@ def pair_or_rehearsal_loss(
     return loss, {"rehearsal": loss}
 
 
-def load_pairs(
-    config: DPOCommand | RMCommand, until: str
-) -> list[Pair] | list[trl_files.Preferred]:
-    """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
-    options, name = (config.rm, "rm") if isinstance(config, RMCommand) else (config.dpo, "dpo")
-    if trl_files.are_trl_files(config.data):
-        of_pairs = options.changed(
-            "pairs",
-            "clean",
-            "dense",
-            "noisy",
-            "margin",
-            "rehearse",
-            "pairs_per_instance",
-            "pairs_per_task",
-        )
-        refuse_for_conversations(
-            [
-                *config.changed("golden", "failures", "export"),
-                *(f"{name}.{option}" for option in of_pairs),
-            ]
-        )
-        return trl_files.read_preferences(config.data, until)
-    episodes = read_all(config.data)
-    earlier = read_all(config.failures)
-    failures = [episode for episode in earlier if not episode.solved]
-    golden = read(config.golden) if config.golden else []
-    if earlier and not {e.instance for e in earlier} & {e.instance for e in episodes}:
+def pair_loss_of(options: DPO) -> PairLoss:
+    """The loss that the options name. Raises ValueError for an unknown one, or numbers or a cut that do not
+    fit it."""
+    if options.loss not in LOSSES:
+        raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
+    loss = LOSSES[options.loss]
+    given, defaults = options.given(), loss.defaults.given()
+    unread = [name for name in given if name not in defaults]
+    if unread:
         raise ValueError(
-            f"{' '.join(map(str, config.failures))}: no episode of an instance that was "
-            "explored: name rollouts of the same instances, or leave failures out"
+            f"{unread[0]} is not a parameter of the loss {options.loss}, which has "
+            f"{', '.join(defaults)}: leave it out, or choose another loss"
         )
-    is_dagger = options.pairs == "dagger"
-    by_agent = [*episodes, *failures, *([] if is_dagger else golden)]
-    if relabelled := next((e for e in by_agent if e.relabelled), None):
+    if options.until == "token" and not loss.cancels:
         raise ValueError(
-            f"{relabelled.name}: an expert's answer to a state (collect.py --policy dagger) is "
-            f"imitated by train.py sft, or preferred as --golden of --{name}.pairs dagger: "
-            "--data and other pairs need the agent's own rollouts"
+            f"until token cuts one side alone, so what both share would not cancel in the scores of "
+            f"{options.loss}: use turn or end"
         )
-    if config.failures and is_about_successes(options.pairs, options.dense):
-        raise ValueError(
-            f"--{name}.pairs {options.pairs} asks what solved, and of --failures only what "
-            "failed is read: leave failures out, or add those files to --data"
-        )
-    if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
-        raise ValueError(
-            f"--{name}.pairs {options.pairs} "
-            + (
-                "takes no --golden"
-                if config.golden
-                else "needs --golden FILE: solved episodes of the same instances"
-                + ", by collect.py --policy dagger" * is_dagger
-            )
-        )
-    if is_dagger and (wrong := next((e for e in golden if not e.relabelled), None)):
-        raise ValueError(
-            f"{config.golden}: {wrong.name} is by {wrong.policy}, but --{name}.pairs dagger "
-            "needs experts' answers in the states of --data: collect.py --policy dagger"
-        )
-    if options.pairs == "unpaired":
-        played = [*episodes, *failures]
-        kept = [e for e in played if e.solved or not (options.clean if noisy(e) else options.noisy)]
-        if len(kept) < len(played) and all(e.solved for e in kept):
-            raise NothingToLearn(
-                f"--{name}.{'clean' if options.clean else 'noisy'} leaves out all failures: drop it"
-            )
-        return unpaired(kept, config.seed)
-    check_prompts([*episodes, *failures, *golden])
-    if options.pairs in ("outcome", "expert", "eto", "efficient") and all(
-        e.forced for e in episodes
-    ):
-        raise NothingToLearn(
-            f"all episodes began with given steps, which --{name}.pairs {options.pairs} "
-            f"leaves out: --{name}.pairs stepwise, segments and value read these"
-        )
-    if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
-        raise NothingToLearn(
-            f"{config.golden}: no solved episode of an instance that was explored: "
-            f"collect.py --policy {'dagger' if is_dagger else 'expert'} makes them, for the "
-            "same --tasks, --first and --instances"
-        )
-    rules = PairRules(
-        options.pairs_per_instance,
-        options.pairs_per_task,
-        options.pairs,
-        until,
-        clean=options.clean,
-        dense=options.dense,
-        noisy=options.noisy,
-        margin=options.margin,
-    )
-    return make_pairs(episodes, rules, config.seed, golden, failures)
-
-
-def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> Demonstrations:
-    """The tokens of `unpaired_successes`; none if `rehearse` is 0."""
-    if not config.dpo.rehearse:
-        return Demonstrations([], [], [])
-    episodes = read_all(config.data)
-    dialogues, names = dialogues_of(unpaired_successes(episodes, pairs, config.seed), chat, limit)
-    print(f"{len(names)} solved episodes of instances without a pair are rehearsed")
-    return Demonstrations(dialogues, names, [1.0] * len(names))
-
-
-def open_pairs_run(config: PairsCommand, **adapters: Path | None) -> RunFolder:
-    """`open_run` for all the files that `load_pairs` reads."""
-    inputs = (*config.data, *([config.golden] if config.golden else []))
-    failures = [file_sha256(path) for path in config.failures] or None
-    return open_run(config, inputs, {"failures_sha256": failures}, **adapters)
+    return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll, options.until)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:
     """Write where each pair comes from to pairs.jsonl, and print how many there are."""
-    lines = "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs)
-    processes.on_rank_0(write_text, run.folder / "pairs.jsonl", lines)
-    sources = ", ".join(
-        f"{n} {source}" for source, n in Counter(pair.source for pair in pairs).items()
-    )
+    run.write("pairs.jsonl", "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
+    sources = Counter(pair.source for pair in pairs)
+    told = ", ".join(f"{n} {source}" for source, n in sources.items())
     print(
-        f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
+        f"{len(pairs)} pairs ({told}) of {len(data.dialogues)} trajectories, "
         f"{len(set(data.instances))} instances"
     )

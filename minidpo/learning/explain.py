@@ -14,27 +14,24 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from minidpo.config import DPOCommand
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.dpo import load_pairs
+from minidpo.learning.dpo import DPO, pair_loss_of
 from minidpo.learning.preferences import (
     mismatched,
     pair_batches,
     pair_dialogues,
     pair_loss,
-    pair_loss_of,
     score_all,
     step_baseline,
     tokenise,
 )
 from minidpo.memory import lora
+from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat, open_model, to_compute
-from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
-from minidpo.system import processes
 from minidpo.system.tensors import to_device
 
 
@@ -73,12 +70,12 @@ def tokens_of(
 
 
 def movements(
-    source: str, machine: Machine, before: Path, after: Path, pairs: Sequence[Pair]
+    context: Context, before: Path, after: Path, pairs: Sequence[Pair]
 ) -> list[dict[str, list[Token]]]:
     """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
-    chat, limit = open_chat(source)
-    dialogues, _ = pair_dialogues(pairs, chat, limit)
-    model, logps = open_model(source, to_compute(machine, after)), []
+    chat, limit = open_chat(context.model)
+    dialogues, _ = pair_dialogues(pairs, chat, limit, context.world.system_prompt)
+    model, logps = open_model(context.model, to_compute(context.machine, after)), []
     for adapter in (before, after):
         lora.switch_adapter(model, adapter)
         logps.append(
@@ -95,42 +92,37 @@ def movements(
     ]
 
 
-def explain(config: DPOCommand) -> dict:
-    """Print the first of the pairs that a run would be trained on. Returns the numbers printed last. The
-    policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
-    began from as the reference, shows what became of a pair."""
-    processes.refuse_torchrun("a pair is not explained")
-    settings = pair_loss_of(config.dpo, config.reference is not None)
-    machine = to_compute(config.machine, config.adapter, config.reference)
-    pairs = load_pairs(config, settings.until)
-    chat, limit = open_chat(config.model)
+def explain(
+    context: Context, pairs: Sequence, options: DPO, *, adapter: Path, reference: Path | None = None
+) -> dict:
+    """Print the first of the pairs as training would see it. Returns the numbers printed last.
+
+    The policy is `adapter`; the reference is `reference` or the same. So a trained adapter, with the one it began
+    from as the reference, shows what became of a pair.
+    """
+    settings = pair_loss_of(options)
+    machine = to_compute(context.machine, adapter, reference)
+    chat, limit = open_chat(context.model)
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]
     # KTO's baseline reads a step's pairs, and needs two instances
-    data = tokenise([*pairs[: config.dpo.batch], *elsewhere[:1]], chat, limit, settings.until)
-    baseline_data = mismatched(data, limit) if settings.loss.needs_baseline else None
+    some = [*pairs[: options.batch], *elsewhere[:1]]
+    data = tokenise(some, chat, limit, context.world.system_prompt, settings.until)
+    baseline_data, ref_baseline = None, None
     sides = [data.dialogues[d] for d in data.pairs[0]]
-    model = open_model(config.model, machine)
-    lora.switch_adapter(model, config.reference or config.adapter)
+    model = open_model(context.model, machine)
+    lora.switch_adapter(model, reference or adapter)
     before, needs_reference = written_logps(model, sides), settings.loss.needs_reference
-    ref = (
-        score_all(model, data, settings, machine).cpu()
-        if needs_reference
-        else torch.zeros(len(data.dialogues))
-    )  # as in training
-    ref_baseline = (
-        None if baseline_data is None else score_all(model, baseline_data, settings, machine).cpu()
-    )
-    if config.reference:
-        lora.switch_adapter(model, config.adapter)
+    ref = torch.zeros(len(data.dialogues))
+    if needs_reference:
+        ref = score_all(model, data, settings, machine).cpu()
+    if settings.loss.needs_baseline:
+        baseline_data = mismatched(data, limit)
+        ref_baseline = score_all(model, baseline_data, settings, machine).cpu()
+    if reference:
+        lora.switch_adapter(model, adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(
-        model,
-        baseline_data,
-        ref_baseline,
-        range(min(config.dpo.batch, len(pairs))),
-        settings,
-        machine,
-    )
+    step = range(min(options.batch, len(pairs)))
+    baseline = step_baseline(model, baseline_data, ref_baseline, step, settings, machine)
     batch = next(
         pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline)
     )
@@ -138,10 +130,6 @@ def explain(config: DPOCommand) -> dict:
         scores = batch_scores(model, batch.trees)
     loss, numbers = pair_loss(settings, batch, scores.requires_grad_())
     loss.backward()
-    weights = [
-        batch.trees.weight[batch.trees.row == row].tolist()
-        for row in (batch.chosen, batch.rejected)
-    ]
 
     chosen, rejected = (data.names[d] for d in data.pairs[0])
     alone, together = [len(side.ids) for side in sides], len(grow([side.ids for side in sides]).ids)
@@ -149,6 +137,8 @@ def explain(config: DPOCommand) -> dict:
         f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
         f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}."
     )
+    rows = (batch.chosen, batch.rejected)
+    weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in rows]
     for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
         print(f"\n{name}", *lines_of(chat, *side), sep="\n")
     result = {}
@@ -156,15 +146,13 @@ def explain(config: DPOCommand) -> dict:
         ("chosen", batch.chosen, batch.ref_chosen),
         ("rejected", batch.rejected, batch.ref_rejected),
     ):
-        result |= {
-            f"policy_{side}": scores[row].item(),
-            f"gradient_{side}": scores.grad[row].item(),
-        }
-        result |= {f"ref_{side}": score.item()} if needs_reference else {}
+        result[f"policy_{side}"] = scores[row].item()
+        result[f"gradient_{side}"] = scores.grad[row].item()
+        if needs_reference:
+            result[f"ref_{side}"] = score.item()
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
-    print_scores(
-        config, result, scores, settings.nll * batch.solved.item()
-    )  # a failure is not imitated
+    nll = settings.nll * batch.solved.item()  # a failure is not imitated
+    print_scores(options.loss, result, scores, nll)
     return result
 
 
@@ -195,7 +183,7 @@ def lines_of(
         t += len(tokens)
 
 
-def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, nll: float) -> None:
+def print_scores(loss: str, numbers: dict[str, float], scores: Tensor, nll: float) -> None:
     """What the loss reads and what it gives back."""
     print(f"\nscore = sum of W x logp{'':9}reference    policy  log-ratio   d loss / d score")
     for side in ("chosen", "rejected"):
@@ -208,7 +196,7 @@ def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, 
             f"{scores.grad[-1].item():19.4f}"
         )
     print(
-        f"\n{config.dpo.loss}: loss {numbers['loss']:.4f}"
+        f"\n{loss}: loss {numbers['loss']:.4f}"
         + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
         + f". One step down the two scores' gradient {direction(numbers['gradient_chosen'])} the chosen "
         f"and {direction(numbers['gradient_rejected'])} the rejected."

@@ -1,17 +1,17 @@
-"""Which losses there are: which scores each reads, and which numbers it has.
+"""Which preference losses there are: which scores each reads, and which numbers it has.
 
-A new loss is a pure function in `objective/variants` and a line here. A number that no loss had so far is a
-field of `config.LossParameters`.
+A new loss is a pure function in `objective/variants` and a line in LOSSES. A number that no loss had so far is a
+field of `LossParameters`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 from torch import Tensor
 
-from minidpo.config import LossParameters
 from minidpo.objective.losses import dpo_loss
+from minidpo.objective.scores import check_parameters
 from minidpo.objective.variants import (
     cdpo_loss,
     dpop_loss,
@@ -22,6 +22,38 @@ from minidpo.objective.variants import (
     robust_loss,
     simpo_loss,
 )
+from minidpo.system.ranges import Checked
+
+
+@dataclass(frozen=True)
+class LossParameters(Checked):
+    """The numbers that losses read. None: the loss's own default, or the loss does not read it."""
+
+    beta: float | None = None
+    "how strongly the policy is held to the reference"
+    gamma: float | None = None
+    "dmpo: discount of later turns"
+    label_smoothing: float | None = None
+    "cdpo, robust: share of pairs that are the wrong way round"
+    target_margin: float | None = None
+    "simpo: margin to reach"
+    odds_weight: float | None = None
+    "orpo: weight of the odds ratio"
+    penalty_weight: float | None = None
+    "dpop: weight of a chosen log-prob that falls below the reference"
+    desirable_weight: float | None = None
+    "kto: weight of the chosen"
+    undesirable_weight: float | None = None
+    "kto: weight of the rejected"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_parameters(**self.given())
+
+    def given(self) -> dict[str, float]:
+        """Those that are not None, by name."""
+        values = {p.name: getattr(self, p.name) for p in fields(LossParameters)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -33,20 +65,19 @@ class Loss:
     defaults: LossParameters  # what is None here is no parameter of this loss
     needs_reference: bool = True
     needs_baseline: bool = False  # reads `kto_baseline` of the whole step
-    until: str = "token"  # where pairs are cut by default (`data/pairs`)
 
-    def __post_init__(self):
-        if self.until == "token" and self.score != "sum":
-            raise ValueError(
-                f"{self.function.__name__}: a cut at a token shortens one side alone, which is "
-                "right for differences of sums, where what both share cancels: set until"
-            )
+    @property
+    def cancels(self) -> bool:
+        """Whether what both sides share cancels, so that one side may be cut at a token."""
+        return self.score == "sum" and not self.needs_baseline
 
     def of_scores(
         self, parameters: LossParameters, baseline: Tensor | float | None
     ) -> Callable[..., Tensor]:
         """The loss (P,) as a function of four scores (P,). baseline: KTO's, of the whole step."""
-        numbers = parameters.given() | ({"baseline": baseline} if self.needs_baseline else {})
+        numbers = parameters.given()
+        if self.needs_baseline:
+            numbers["baseline"] = baseline
         if self.score == "dmpo":
             numbers.pop("gamma", None)  # which the scores' weights have read
         return partial(self.function, **numbers)
@@ -54,28 +85,21 @@ class Loss:
 
 LOSSES = {
     "dpo": Loss(dpo_loss, "sum", LossParameters(beta=0.1)),
-    "dmpo": Loss(dpo_loss, "dmpo", LossParameters(beta=0.1, gamma=0.9), until="end"),
+    "dmpo": Loss(dpo_loss, "dmpo", LossParameters(beta=0.1, gamma=0.9)),
     "cdpo": Loss(cdpo_loss, "sum", LossParameters(beta=0.1, label_smoothing=0.1)),
     "robust": Loss(robust_loss, "sum", LossParameters(beta=0.1, label_smoothing=0.1)),
     "ipo_sum": Loss(ipo_loss, "sum", LossParameters(beta=0.1)),
-    "ipo_mean": Loss(ipo_loss, "mean", LossParameters(beta=0.1), until="turn"),
+    "ipo_mean": Loss(ipo_loss, "mean", LossParameters(beta=0.1)),
     "hinge": Loss(hinge_loss, "sum", LossParameters(beta=0.1)),
     "simpo": Loss(
-        simpo_loss,
-        "mean",
-        LossParameters(beta=2.0, target_margin=0.5),
-        needs_reference=False,
-        until="turn",
+        simpo_loss, "mean", LossParameters(beta=2.0, target_margin=0.5), needs_reference=False
     ),
-    "orpo": Loss(
-        orpo_loss, "mean", LossParameters(odds_weight=0.1), needs_reference=False, until="turn"
-    ),
+    "orpo": Loss(orpo_loss, "mean", LossParameters(odds_weight=0.1), needs_reference=False),
     "kto": Loss(
         kto_loss,
         "sum",
         LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0),
         needs_baseline=True,
-        until="turn",
     ),
     "dpop": Loss(dpop_loss, "sum", LossParameters(beta=0.1, penalty_weight=5.0)),
 }

@@ -1,16 +1,16 @@
 """PPO: an adapter and a value function from the agent's own episodes, in several passes over them.
 
-A turn is one action with one advantage, for all its tokens: V is read off the state that predicts its first
-token. So γ and λ count decisions, whatever the length of an answer (as the utterance-level critic of ArCHer,
-Zhou et al. 2024, arXiv:2402.19446; Ouyang et al. 2022 have a value a token). Each pass makes values and
+A turn is one action with one advantage for all its tokens. V is read off the state that predicts the turn's
+first token, so γ and λ count decisions, whatever the length of an answer (as the utterance-level critic of
+ArCHer, Zhou et al. 2024, arXiv:2402.19446; Ouyang et al. 2022 have a value a token). Each pass makes values and
 advantages anew (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5), so a new head, which says 0, counts
-from the second on; a loop's next round begins with the head of the last. The KL is in the loss: in the reward
-of recorded rollouts it would be that of the policy that played, which as a rule is the reference.
+from the second pass on; a next round begins with the head of the last. The KL is in the loss: in the reward of
+recorded rollouts it would be that of the policy that played, which is usually the reference.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,32 +18,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states
-from minidpo.data.episodes import Episode, read_all
-from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import RolloutBatch, clipped_objective
+from minidpo.data.episodes import Episode
+from minidpo.learning.policy_gradient import PolicyGradient, RolloutBatch, clipped_objective
 from minidpo.learning.reference import key
 from minidpo.learning.rollouts import (
     Rollouts,
+    check_player,
     entries_once,
     entry_batches,
     entry_values,
-    group_numbers,
     logps_before,
-    own_rollouts,
 )
-from minidpo.learning.selection import valued_episodes
 from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import (
-    example_indices,
-    finish,
-    in_steps,
-    open_run,
-    optimizers_of,
-    resync_finished,
-)
+from minidpo.learning.training_run import example_indices, finish, finished, in_steps, optimizers_of
 from minidpo.memory import lora
+from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
@@ -53,77 +43,88 @@ from minidpo.model.head import token_logps
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.policy_gradient import adapted_coefficient, gae, group_advantages, value_loss
 from minidpo.system import processes
-from minidpo.system.files import file_sha256
-from minidpo.system.run_folder import records
+from minidpo.system.ranges import NotNegative, Positive, Share
+from minidpo.system.run_folder import RunFolder, records
+from minidpo.system.tensors import fingerprint
+
+VALUE_CLIP = 0.2  # a value gains nothing by going further from what it was when its pass began
 
 
-def ppo(config: PPOCommand) -> dict:
-    """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
-    options = config.ppo
-    episodes, rewards = load_rollouts(config.data, options)
-    before = lora.located(config.adapter, (*lora.FILES, scalar_head.FILE))
-    heads = [file_sha256(path) for path in before.glob(scalar_head.FILE)]
-    run = open_run(config, config.data, {"head_sha256": heads}, reference=config.reference)
+@dataclass(frozen=True)
+class PPO(PolicyGradient):
+    """PPO: policy gradients with a value function in place of groups."""
+
+    epochs: Positive[float] = 4.0
+    kl: NotNegative[float] = 0.05
+    kl_target: Positive[float | None] = 0.02
+    "nats a token: kl grows while the KL to the reference is above it, and falls below it (None: kl stays)"
+    gamma: Share[float] = 1.0
+    "discount of rewards, a turn"
+    lam: Share[float] = 0.95
+    "of the advantage (GAE): 1 reads the rewards alone, 0 the value of the next page alone"
+    value_weight: Positive[float] = 0.1
+    "weight of the value's loss beside the policy's"
+
+
+def ppo(
+    run: RunFolder,
+    context: Context,
+    episodes: Sequence[Episode],
+    options: PPO,
+    *,
+    start: Path,
+    reference: Path | None = None,
+    rewards: Sequence[Tensor],
+) -> Path:
+    """Train the adapter `start` on episodes that it played, and the value head beside it.
+
+    rewards: what each turn was paid, (turns,) of each episode. reference: the adapter that the KL is measured
+    to; None: `start`. Returns the trained adapter's folder, with the head. Schulman et al. 2017,
+    arXiv:1707.06347. Differs from the paper: a value a turn; advantages are scaled to mean 0 and variance 1
+    over a pass, and values are clipped, as in its authors' code; a KL to the reference (Ouyang et al. 2022).
+    """
     if run.finished:
-        return resync_finished(run)
-    data = Rollouts.of(episodes, *open_chat(config.model))
+        return finished(run)
+    data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     options = in_steps(options, len(episodes))
-    machine = to_compute(config.machine, config.adapter, config.reference)
-    shape = lora.read_config(config.adapter)
+    machine = to_compute(context.machine, start, reference)
     policy, machine, run.base = open_to_train(
-        config.model,
+        context.model,
         machine,
-        shape,
+        lora.read_config(start),
         options.optimizer,
         lambda m: dpo_load(m, data.largest_tree(m), "both"),
     )
     head = ScalarHead(policy)
-    head.load(before, "value")
-    processes.on_rank_0(run.begin)
-    old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
+    head.load(lora.located(start, (*lora.FILES, scalar_head.FILE)), "value")
+    run.begin()
+    old, ref = logps_before(run, policy, data, machine, start, reference)
+    check_player(episodes, old, start)
     print(lora.describe(policy))
-
-    def values_file(
-        number: int,
-    ) -> Path:  # of a pass; a run killed in the middle of it goes on from there
-        return run.folder / f"values-{number}.safetensors"
+    device = policy.head_weight.device
+    # all that a pass's values depend on, with the number of the pass
+    began_with = {"rewards": rewards, "old": old, "ref": ref, "head": [head.weight[0]]}
+    began = fingerprint({name: torch.cat(list(parts)) for name, parts in began_with.items()})
+    weights = f"{run.base} {replace(options, save_every=1)} {context.seed} {began}"
 
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
-        weights = f"{run.base} {replace(options, save_every=1)} {config.seed} " + " ".join(
-            str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference")
-        )
-        path = values_file(number)
-        values = entries_once(
-            policy,
-            data,
-            machine,
-            partial(entry_values, policy, head, machine),
-            path,
-            key(weights, data.dialogues, path.name),
-        )
+        name = values_file(number)
+        wanted = key(weights, data.dialogues, name)
+        read = partial(entry_values, policy, head, machine)
+        values = entries_once(run.folder / name, wanted, data, policy, machine, read)
         return make_targets(data, values, rewards, options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(
-            step, options.batch, len(episodes), config.seed, labels=data.instances
+            step, options.batch, len(episodes), context.seed, labels=data.instances
         )
         number, done = divmod(step * options.batch, len(episodes))
-        if done >= options.batch and not (lost := values_file(number)).is_file():
-            raise ValueError(
-                f"{lost} is gone, the values that this pass began with: delete {run.state}, too"
-            )
-        log = records(run.folder)[:step] if processes.rank() == 0 else []
-        weight = processes.all_gather(kl_weight(options, log))[0]
-        return valued_batches(
-            data,
-            picked,
-            targets_of(number),
-            (old, ref),
-            replace(options, kl=weight),
-            machine,
-            head.weight.device,
-        )
+        if done >= options.batch:
+            require_values(run, number)
+        targets = targets_of(number)
+        in_this_step = replace(options, kl=kl_weight(options, run, step))
+        return valued_batches(data, picked, targets, (old, ref), in_this_step, machine, device)
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(
@@ -131,52 +132,29 @@ def ppo(config: PPOCommand) -> dict:
         model,
         optimizers_of(options, model),
         batches=step_batches,
-        score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
+        score=lambda batch: entry_scores(policy, head, machine, batch.trees),
         objective=ppo_objective,
-        settings=StepSettings(options, config.seed, "PPO", group_numbers(episodes)),
+        settings=StepSettings(options, context.seed, "PPO"),
     )
-    processes.on_rank_0(head.save, run.folder / "adapter", "value")
-    return finish(run, policy, config.model)
+    run.call(head.save, run.folder / "adapter", "value")
+    return finish(run, policy, context.model)
 
 
-def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], list[Tensor]]:
-    """The agent's own episodes and their `turn_rewards`. With step rewards the files hold continuations, too,
-    and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
-    played, names = read_all(files), " ".join(map(str, files))
-    whole = own_rollouts(
-        [e for e in played if not (options.step_weight and e.forced) or e.relabelled], files
-    )
-    valued = (
-        valued_episodes(played, files, "ppo.step-weight")
-        if options.step_weight
-        else [(e, ()) for e in whole]
-    )
-    if len({v for _, values in valued for v in values} or {e.solved for e, _ in valued}) < 2:
-        raise NothingToLearn(
-            f"{names}: all episodes were solved, or none, so no turn was better than "
-            "another: explore more, or other tasks"
-        )
-    return [e for e, _ in valued], [turn_rewards(e, values, options) for e, values in valued]
+def after_last_turn(rewards: Sequence[float], episodes: Sequence[Episode]) -> list[Tensor]:
+    """What each turn is paid, (turns,) of each episode, if an episode's reward comes after its last turn.
 
-
-def turn_rewards(episode: Episode, values: Sequence[float], options: PPO) -> Tensor:
-    """What each turn of an episode is paid: r_t = α·[solved, after the last] + β·(γ·V_{t+1} - V_t), (turns,).
-
-    α, β: `outcome_weight`, `step_weight`. values: the `step_values`, turns + 1 numbers, the last the verdict;
-    () where β = 0. With γ = 1 they add up to (α + β)·[solved] - β·V_0, and no turn changes V_0: so what
-    is best stays best (potentials; Ng, Harada and Russell 1999), and each turn is told what it did. Values by
-    continuations: IPR, arXiv:2406.11176. Differs: no paper's; a mixture of outcome and step reward.
+    >>> from minidpo.data.episodes import Turn
+    >>> after_last_turn([1.0], [Episode("t", 1, 0, "", (Turn("", "a", None),) * 3, "solved", 1.0, "")])
+    [tensor([0., 0., 1.])]
     """
-    paid = torch.zeros(len(episode.turns))
-    paid[-1] = options.outcome_weight * episode.solved
-    if options.step_weight:
-        value = torch.tensor(values)
-        paid += options.step_weight * (options.gamma * value[1:] - value[:-1])
+    paid = [torch.zeros(len(e.turns)) for e in episodes]
+    for of_turns, reward in zip(paid, rewards, strict=True):
+        of_turns[-1] = reward
     return paid
 
 
 class Targets(NamedTuple):
-    """What a pass aims at; of each episode a number for each token that was written, (written,)."""
+    """What a pass aims at. Each column holds a number for each token that was written, (written,) an episode."""
 
     advantages: list[Tensor]
     starts: list[Tensor]  # 1 where a turn begins, else 0
@@ -186,9 +164,17 @@ class Targets(NamedTuple):
 
 
 def make_targets(
-    data: Rollouts, values: Sequence[Tensor], rewards: Sequence[Tensor], options: PPO
+    data: Rollouts,
+    values: Sequence[Tensor],
+    rewards: Sequence[Tensor],
+    options: PPO,
+    *,
+    whiten: bool = True,
 ) -> Targets:
-    """GAE of each episode; values: (written,) of each, rewards: (turns,)."""
+    """GAE of each episode; values: (written,) of each, rewards: (turns,).
+
+    whiten: scale the advantages of all turns to mean 0 and variance 1.
+    """
     turns = [torch.tensor(dialogue.written) for dialogue in data.dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
@@ -196,7 +182,7 @@ def make_targets(
         gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)
     ]
     returns = [advantage + value for advantage, value in zip(advantages, before)]
-    if options.whiten:  # all turns as one group: minus the mean, over the std
+    if whiten:
         together = torch.cat(advantages)
         white = group_advantages(together, torch.zeros(len(together), dtype=torch.long))
         advantages = list(white.split([len(advantage) for advantage in advantages]))
@@ -232,8 +218,10 @@ def valued_batches(
     machine: Machine,
     device: torch.device,
 ) -> Iterator[ValuedBatch]:
-    """A step's episodes, by number, in micro-batches; logps: of the policy that played and of the reference,
-    (written,) of each episode."""
+    """A step's episodes, by number, in micro-batches.
+
+    logps: the columns of the policy that played and of the reference.
+    """
     step_turns = sum(int(targets.starts[d].sum()) for d in set(picked))
     columns = (targets.advantages, *logps, targets.starts, targets.values, targets.returns)
     for trees, names, written, *entries in entry_batches(data, picked, columns, machine, device):
@@ -252,7 +240,7 @@ def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str,
     """The micro-batch's part of the step's loss, the policy's and the value's, and of what is logged."""
     options, (logps, values) = batch.options, scores.chunk(2)
     loss, numbers = clipped_objective(options, batch.rollouts, logps, weigh_kl=True)
-    losses = batch.start * value_loss(values, batch.old_value, batch.returns, options.value_clip)
+    losses = batch.start * value_loss(values, batch.old_value, batch.returns, VALUE_CLIP)
     explained = batch.start * (batch.variance - (values.detach() - batch.returns) ** 2)
     numbers |= {
         "value_loss": losses.sum() / batch.step_turns,
@@ -262,16 +250,8 @@ def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str,
     return loss + options.value_weight * numbers["value_loss"], numbers
 
 
-def kl_weight(options: PPO, log: Sequence[dict]) -> float:
-    """The KL's weight behind the steps in the log, adapted to the KL of each; so it outlives a kill."""
-    weight = options.kl
-    for record in log if options.kl_target else ():
-        weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)
-    return weight
-
-
-def entry_scores(policy: Transformer, head: ScalarHead, trees: Batch, machine: Machine) -> Tensor:
-    """log π of each token that the agent wrote, then V before it, (2M,), as `entry_logps` has the first."""
+def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
+    """log π of each token that the agent wrote, then V before it, (2M,), in the order of `entry_logps`."""
 
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
         return torch.stack(
@@ -279,3 +259,35 @@ def entry_scores(policy: Transformer, head: ScalarHead, trees: Batch, machine: M
         )
 
     return read_states(policy, trees, read, machine.walk_above)[trees.column].t().flatten()
+
+
+def kl_weight(options: PPO, run: RunFolder, step: int) -> float:
+    """The KL's weight at a step, by the log of the steps before it, so a killed run goes on with it.
+
+    Rank 0 alone reads the log, because it may be writing to it.
+    """
+    log = records(run.folder)[:step] if processes.rank() == 0 else []
+    return processes.all_gather(adapted_weight(options, log))[0]
+
+
+def adapted_weight(options: PPO, log: Sequence[dict]) -> float:
+    """The KL's weight after the steps in the log, adapted to the KL of each."""
+    weight = options.kl
+    if options.kl_target:
+        for record in log:
+            weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)
+    return weight
+
+
+def values_file(number: int) -> str:
+    """The file in the run's folder that keeps the values a pass began with."""
+    return f"values-{number}.safetensors"
+
+
+def require_values(run: RunFolder, number: int) -> None:
+    """Raise ValueError if a pass that has begun lost its values: made now, they would be others."""
+    path = run.folder / values_file(number)
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is gone, the values that this pass began with: delete {run.state}, too"
+        )

@@ -10,20 +10,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from minidpo.config import DPO, LossParameters
-from minidpo.data.batch import Batch, batch_scores, batches_within, collate
+from minidpo.data.batch import Batch, batch_scores
 from minidpo.data.pairs import NothingToLearn, cut_at_token
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.tree import Group, grow_groups
-from minidpo.learning.loss_table import LOSSES, Loss
+from minidpo.learning.loss_table import Loss, LossParameters
+from minidpo.learning.micro_batches import collate_groups, largest_tree, micro_batches, over_all
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import preference_metrics
 from minidpo.objective.variants import kto_baseline, nll_term
-from minidpo.system.processes import all_gather, rank_parts, sum_over_ranks
 from minidpo.system.tensors import to_device
 
 
@@ -34,33 +31,6 @@ class PairLoss(NamedTuple):
     parameters: LossParameters
     nll: float  # weight of `nll_term` beside it
     until: str  # "end", "turn" or "token" (`data/pairs`)
-
-
-def pair_loss_of(options: DPO, has_reference: bool = False) -> PairLoss:
-    """The loss asked for. Refuses an unknown one, and parameters, a cut or a reference that do not fit it."""
-    if options.loss not in LOSSES:
-        raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
-    loss = LOSSES[options.loss]
-    given, defaults = options.given(), loss.defaults.given()
-    if unread := [name.replace("_", "-") for name in given if name not in defaults]:
-        raise ValueError(
-            f"--dpo.{unread[0]} is not a parameter of the loss {options.loss}, which has "
-            f"{', '.join(defaults)}: leave it out, or choose another --dpo.loss"
-        )
-    if has_reference and not loss.needs_reference:
-        raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
-    until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
-    if options.pairs == "unpaired" and until != "end":
-        raise ValueError(
-            f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
-            "compares none: leave it out"
-        )
-    if until == "token" and loss.until != "token":
-        raise ValueError(
-            "--dpo.until token cuts one side only, so what the two share would not cancel in "
-            f"the scores of {options.loss}: use turn or end"
-        )
-    return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll, until)
 
 
 class Preferences(NamedTuple):
@@ -77,26 +47,19 @@ class Preferences(NamedTuple):
         return largest_tree(self, self.pairs, machine)
 
 
-def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each pair's chosen and rejected, in turn, and their names. Of a dagger pair only
-    the last answers count: on the chosen side the agent's steps before the expert's answer are given; so they
-    are on the rejected side, too, or they would not cancel."""
-    dialogues, names = dialogues_of(
-        [e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit
-    )
-    for n, pair in enumerate(pairs):
-        if pair.source == "dagger":
-            ids, turns = dialogues[2 * n + 1]
-            last = max(turns)
-            dialogues[2 * n + 1] = Dialogue(ids, [0 if turn == last else -1 for turn in turns])
-    return dialogues, names
-
-
-def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
-    """Pairs as token ids, cut here if `until` is token; at a turn they are cut before. Refuses, by name, what
-    no loss can tell apart."""
+def pair_dialogues(
+    pairs: Sequence, chat: Chat, limit: int, system: str
+) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each pair's chosen and rejected, in turn, and their names."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    dialogues, names = pair_dialogues(pairs, chat, limit)
+    return dialogues_of(sides, chat, limit, system)
+
+
+def tokenise(pairs: Sequence, chat: Chat, limit: int, system: str, until: str) -> Preferences:
+    """Pairs as token ids, cut here if `until` is token; at a turn they were cut when they were chosen. Refuses,
+    by name, what no loss can tell apart."""
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    dialogues, names = pair_dialogues(pairs, chat, limit, system)
     if until == "token":
         for c in range(0, len(dialogues), 2):
             dialogues[c + 1] = cut_at_token(dialogues[c], dialogues[c + 1])
@@ -132,44 +95,6 @@ class PairBatch(NamedTuple):
     solved: Tensor  # (P,) 1 where the chosen was solved, else 0
     baseline: Tensor | None  # () KTO's, of the whole step
     step_pairs: int  # in the whole step
-
-
-def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> list[Group]:
-    """The trees of data's dialogues and instances. units: pairs or single trajectories, by number."""
-    return grow_groups(
-        units, [dialogue.ids for dialogue in data.dialogues], data.instances, machine.split_above
-    )
-
-
-def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
-    """Trees that are grown already as one batch, on the CPU; weights: as in `data/batch.collate`."""
-    members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
-    return collate(members, *weights, trees=[group.tree for group in groups])
-
-
-def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
-    """Tokens of the largest tree of some of these units; where it goes depth first, of its longest path."""
-    trees = [group.tree for group in instance_trees(data, units, machine)]
-    largest = max(
-        len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
-        for tree in trees
-    )
-    split = len(trees) > len({data.instances[unit[0]] for unit in units})
-    return (
-        max(largest, machine.tree_tokens) if split else largest
-    )  # a step's own units may fill a tree
-
-
-def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
-    """This process's batches of a step's trees, each grown once here."""
-    groups = instance_trees(data, units, machine)
-    lengths = [len(group.tree.ids) for group in groups]
-    budget = machine.pass_tokens()
-    # a tree that goes depth first is alone in its batch
-    packed = batches_within(
-        [n if n <= machine.walk_above else max(n, budget) for n in lengths], budget
-    )
-    return [[groups[g] for g in part] for part in rank_parts(packed, lengths)]
 
 
 def pair_batches(
@@ -243,28 +168,6 @@ def score_all(
         settings.loss.score,
         settings.parameters.gamma,
     )
-
-
-@torch.no_grad()
-def over_all(
-    data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights
-) -> Tensor:
-    """What read(batch) gives for all trajectories, lengths[d] numbers for trajectory d; batches are collated
-    with these weights. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
-    device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
-    values = torch.zeros(sum(lengths), device=device)
-    parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
-    for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
-        places = torch.cat(
-            [begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories]
-        )
-        batch = to_device(collate_groups(data, groups, *weights), device)
-        values[to_device(places, device)] = read(batch).to(values.dtype)
-    all_gather(
-        None, phase=True
-    )  # waits as long as the slowest process may take for all of its share
-    sum_over_ranks(values)  # each process has put in its own
-    return values
 
 
 def mismatched(data: Preferences, limit: int) -> Preferences:

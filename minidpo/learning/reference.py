@@ -1,4 +1,4 @@
-"""The reference: the policy at step 0, or another adapter (`--reference`), scored once.
+"""The reference: the policy at step 0, or another adapter scored once.
 
 Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
 DPO's first loss without NLL is ln 2 (up to the rounding of other trees), there is no second model, and no
@@ -20,28 +20,31 @@ from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
-from minidpo.system import processes
-from minidpo.system.tensors import fingerprint, open_weights, write_weights
+from minidpo.system.run_folder import RunFolder, write_tensors
+from minidpo.system.tensors import fingerprint, open_weights
 
 VERSION = "1"  # of the file
 
 
 def reference_scores(
+    run: RunFolder,
     model: Transformer,
     data: Preferences,
-    path: Path,
+    name: str,
     *,
     settings: PairLoss,
     machine: Machine,
     weights: str,
 ) -> Tensor:
-    """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
-    weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
+    """The scores (dialogues,) of the model as it is now, from the run's file of this name, or computed and kept
+    there. weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
     if not settings.loss.needs_reference:
         return torch.zeros(len(data.dialogues))
     wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
     return cached(
-        path, wanted, lambda: check_finite(score_all(model, data, settings, machine), data.names)
+        run.folder / name,
+        wanted,
+        lambda: check_finite(score_all(model, data, settings, machine), data.names),
     )
 
 
@@ -66,8 +69,7 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     Raises ValueError if the file belongs to something else, is damaged or cannot be read."""
     if not path.is_file():
         values = compute().cpu()
-        processes.on_rank_0(
-            write_weights,
+        write_tensors(
             path,
             {"scores": values},
             {"version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})},

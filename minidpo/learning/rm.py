@@ -1,17 +1,16 @@
-"""A reward model: a number for an episode, learned from pairs of which one went better, or from step values.
+"""Reward models: a number for an episode, learned from which of two went better, or for each of its turns.
 
-Its pairs and trees are DPO's. In place of log-probs a scalar head reads the hidden state of the agent's last
-token (Ouyang et al. 2022, arXiv:2203.02155). The head begins at 0, so the first loss of pairs is ln 2. From
-step values it learns, at each turn's last token, the value behind it; behind the last is the verdict. Some
-instances are held out: on them it is measured how often the model is right, and whether as often as it is
-sure, or how near the values it is; on all their attempts, how often the one that it would pick was solved
-(Best-of-N without an oracle).
+In place of log-probs a scalar head reads the hidden state of the agent's last token, of the episode or of each
+turn (Ouyang et al. 2022, arXiv:2203.02155). `reward_model` learns from pairs, on DPO's trees; the head begins at
+0, so its first loss is ln 2. `step_model` learns the value after each turn; after the last turn that is the
+verdict. Some instances are held out. On them it is measured how often the model is right, whether as often as
+it is sure, or how near the values it is, and how often the attempt that it would pick was solved (best of n).
 """
 
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, permutations
 from pathlib import Path
 from typing import NamedTuple
@@ -19,40 +18,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minidpo.config import LossParameters, RMCommand
-from minidpo.data import trl_files
 from minidpo.data.batch import Batch
-from minidpo.data.episodes import Episode, by_instance, read_all
+from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.interval import wilson
-from minidpo.data.pairs import NothingToLearn, check_prompts
-from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs
-from minidpo.learning.loss_table import Loss
+from minidpo.data.pairs import NothingToLearn
+from minidpo.learning.loss_table import Loss, LossParameters
+from minidpo.learning.micro_batches import over_all
 from minidpo.learning.preferences import (
     PairBatch,
     PairLoss,
     Preferences,
-    over_all,
     pair_batches,
     pair_loss,
     tokenise,
 )
 from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
-from minidpo.learning.selection import by_expert, valued_episodes
-from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import (
-    example_indices,
-    finish,
-    in_steps,
-    optimizers_of,
-    refuse_for_conversations,
-    resync_finished,
-)
+from minidpo.learning.trainer import Optimizer, StepSettings, train
+from minidpo.learning.training_run import example_indices, finish, finished, in_steps, optimizers_of
 from minidpo.memory import lora
+from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat, open_model, open_to_train, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
-from minidpo.model.chat import Chat, Dialogue
+from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import (
@@ -61,7 +50,7 @@ from minidpo.objective.reward_model import (
     reliability,
     step_reward_loss,
 )
-from minidpo.system import processes
+from minidpo.system.ranges import Positive, Share
 from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
 
@@ -71,153 +60,242 @@ LOSS = Loss(
     LossParameters(),
     needs_reference=False,
 )
-SETTINGS = PairLoss(LOSS, LOSS.defaults, 0.0, "end")  # pairs are cut when they are loaded
+SETTINGS = PairLoss(LOSS, LOSS.defaults, 0.0, "end")
 
 
-def rm(config: RMCommand) -> dict:
-    """Train a reward model. Returns the last step's log, and what the held-out instances say."""
-    options, of_values = config.rm, config.rm.targets == "values"
-    examples = load_valued(config.data) if of_values else load_pairs(config, options.until or "end")
-    sides = [example[0] if of_values else example.chosen for example in examples]
-    instances = [side.instance for side in sides]
-    held_out = held_out_instances(
-        {s.instance: s.first_prompt for s in sides}, options.held_out, config.seed
-    )
-    run = open_pairs_run(config)
+@dataclass(frozen=True)
+class RewardModel(Optimizer):
+    """A scalar head and an adapter that order episodes, or value turns."""
+
+    batch: Positive[int] = 16
+    lr: Positive[float] = 2e-4
+    held_out: Share[Positive[float]] = 0.2
+    "share of the instances that is not trained on: these say how far the model can be trusted"
+
+
+def reward_model(
+    run: RunFolder,
+    context: Context,
+    pairs: Sequence,
+    options: RewardModel,
+    *,
+    start: Path,
+    attempts: Sequence[Episode] = (),
+) -> Path:
+    """Train a reward model on pairs, from the adapter `start`. Returns its folder, with the head.
+
+    attempts: the agent's episodes of any instances; those of held-out ones say what best-of-n would gain.
+    Ouyang et al. 2022, arXiv:2203.02155, Eq. 1. Differs from the paper: the head starts at 0 and has no bias.
+    """
     if run.finished:
-        return resync_finished(run) | print_held_out(run)
-    chat, limit = open_chat(config.model)
-    parts = [
-        [
-            example
-            for example, instance in zip(examples, instances)
-            if (instance in held_out) == judging
-        ]
-        for judging in (False, True)
-    ]
-    learned, unseen = (
-        (ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts
-    )
-    attempts = attempts_at(held_out, config.data)
-    judged = read_at_ends(Rollouts.of(attempts, chat, limit))
-    options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
-    machine, shape = to_compute(config.machine, config.adapter), lora.read_config(config.adapter)
+        return finished(run)
+    chosen = [pair.chosen for pair in pairs]
+    learned, unseen = divided(pairs, chosen, options.held_out, context.seed)
+    chat, limit = open_chat(context.model)
+    system = context.world.system_prompt
+
+    def ordered(part: Sequence) -> OrderedPairs:
+        return OrderedPairs(read_at_ends(tokenise(part, chat, limit, system, "end")))
+
+    train_data, test_data = ordered(learned), ordered(unseen)
+    judged = {pair.chosen.instance for pair in unseen}
+    tried = [e for e in attempts if e.instance in judged and e.turns]
+    tried_data = read_at_ends(Rollouts.of(tried, chat, limit, system))
+    instances = [pair.chosen.instance for pair in learned]
+    model = train_head(run, context, train_data, instances, options, start)
+    found = test_data.judge(model.rewards(test_data.data))
+    if tried:
+        found["best_of_n"] = best_of_n(tried, model.rewards(tried_data).tolist())
+    return keep(run, context, model, "reward", found)
+
+
+def step_model(
+    run: RunFolder,
+    context: Context,
+    episodes: Sequence[Episode],
+    values: Sequence[Sequence[float]],
+    options: RewardModel,
+    *,
+    start: Path,
+) -> Path:
+    """Train a reward model of turns on step values, from the adapter `start`. Returns its folder, with the head.
+
+    values: the `step_values` of each episode, turns + 1 numbers, all known. The reward of a turn is to be the
+    value after it: mean squared error. Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2. Differs from the
+    paper: as `step_values` does.
+    """
+    if run.finished:
+        return finished(run)
+    check_values(values)
+    valued = list(zip(episodes, values, strict=True))
+    learned, unseen = divided(valued, episodes, options.held_out, context.seed)
+    chat, limit = open_chat(context.model)
+
+    def turns(part: Sequence[tuple[Episode, Sequence[float]]]) -> ValuedTurns:
+        data = Rollouts.of([e for e, _ in part], chat, limit, context.world.system_prompt)
+        after = [torch.tensor(values[1:]) for _, values in part]
+        return ValuedTurns(read_at_ends(data, every_turn=True), after)
+
+    train_data, test_data = turns(learned), turns(unseen)
+    instances = [e.instance for e, _ in learned]
+    model = train_head(run, context, train_data, instances, options, start)
+    return keep(run, context, model, "step", test_data.judge(model.rewards(test_data.data)))
+
+
+class Scorer(NamedTuple):
+    """A policy without its vocabulary: hidden states, and a head that reads a number off them."""
+
+    policy: Transformer
+    head: ScalarHead
+    machine: Machine
+
+    def read(self, trees: Batch) -> Tensor:
+        """The number of each token that counts, (M,)."""
+        return entry_values(self.policy, self.head, self.machine, trees)
+
+    def rewards(self, data: "Preferences | Rollouts") -> Tensor:
+        """The same of all dialogues, on the CPU."""
+        counts = [len(dialogue.written) for dialogue in data.dialogues]
+        return over_all(data, counts, self.policy, self.machine, self.read).cpu()
+
+
+def train_head(
+    run: RunFolder,
+    context: Context,
+    learned: "OrderedPairs | ValuedTurns",
+    instances: Sequence[tuple[str, int]],
+    options: RewardModel,
+    start: Path,
+) -> Scorer:
+    """Train an adapter and a new head on examples, of which these are the instances."""
+    options = in_steps(options, len(instances))
     policy, machine, run.base = open_to_train(
-        config.model,
-        machine,
-        shape,
+        context.model,
+        to_compute(context.machine, start),
+        lora.read_config(start),
         options.optimizer,
         lambda m: dpo_load(m, learned.data.largest_tree(m), heads="scalar"),
     )
-    head = ScalarHead(policy)
-    lora.switch_adapter(policy, config.adapter, run.base)
-    processes.on_rank_0(run.begin)
-    if not of_values:
-        record_pairs(run, parts[0], learned.data)
+    model = Scorer(policy, ScalarHead(policy), machine)
+    lora.switch_adapter(policy, start, run.base)
+    run.begin()
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[PairBatch | TurnBatch]:
-        picked = example_indices(step, options.batch, len(labels), config.seed, labels=labels)
-        return learned.batches(picked, machine, head.weight.device)
+        picked = example_indices(
+            step, options.batch, len(instances), context.seed, labels=instances
+        )
+        return learned.batches(picked, machine, policy.head_weight.device)
 
-    model = nn.ModuleDict({"policy": policy, "head": head})
+    parts = nn.ModuleDict({"policy": policy, "head": model.head})
     train(
         run,
-        model,
-        optimizers_of(options, model),
+        parts,
+        optimizers_of(options, parts),
         batches=step_batches,
+        score=lambda batch: model.read(batch.trees),
         objective=learned.objective,
-        score=lambda batch: entry_values(policy, head, machine, batch.trees),
-        settings=StepSettings(options, config.seed, "RM"),
+        settings=StepSettings(options, context.seed, "reward model"),
     )
-    of_examples, of_attempts = (
-        rewards_over(d, policy, head, machine) for d in (unseen.data, judged)
-    )
-    found = unseen.judge(of_examples) | (
-        {"best_of_n": best_of_n(attempts, of_attempts.tolist())} if attempts else {}
-    )
-    processes.on_rank_0(write_result, run.folder / "result.json", found)
-    processes.on_rank_0(head.save, run.folder / "adapter", "reward")
-    return finish(run, policy, config.model) | print_held_out(run)
+    return model
 
 
-def rewards_over(
-    data: Preferences | Rollouts, policy: Transformer, head: ScalarHead, machine: Machine
-) -> Tensor:
-    """`entry_values` of all dialogues, on the CPU."""
-    counts = [len(dialogue.written) for dialogue in data.dialogues]
-    return over_all(
-        data, counts, policy, machine, partial(entry_values, policy, head, machine)
-    ).cpu()
+def keep(run: RunFolder, context: Context, model: Scorer, kind: str, found: dict) -> Path:
+    """Write what was found on held-out instances, the head and the adapter. Returns the folder of these."""
+    run.call(write_result, run.folder / "result.json", found)
+    run.call(model.head.save, run.folder / "adapter", kind)
+    folder = finish(run, model.policy, context.model)
+    print_held_out(run)
+    return folder
 
 
-def episode_rewards(
-    model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]
-) -> list[float]:
-    """The reward of each episode by a reward model, whose adapter is in this folder; -inf without a turn."""
-    data = read_at_ends(Rollouts.of([e for e in episodes if e.turns], *open_chat(model)))
-    machine, where = to_compute(machine, folder), require_reward_model(folder)
-    policy = open_model(model, machine)
+# ---- what a trained model says ----
+
+
+def episode_rewards(context: Context, folder: Path, episodes: Sequence[Episode]) -> list[float]:
+    """The reward of each episode by the reward model in a folder; -inf without a turn."""
+    spoken = [e for e in episodes if e.turns]
+    data = Rollouts.of(spoken, *open_chat(context.model), context.world.system_prompt)
+    found = iter(open_scorer(context, folder, "reward").rewards(read_at_ends(data)).tolist())
+    return [next(found) if e.turns else -math.inf for e in episodes]
+
+
+def step_rewards(context: Context, folder: Path, episodes: Sequence[Episode]) -> list[Tensor]:
+    """The reward of each turn by the step model in a folder, (turns,) of each episode."""
+    data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
+    found = open_scorer(context, folder, "step").rewards(read_at_ends(data, every_turn=True))
+    return list(found.split([len(e.turns) for e in episodes]))
+
+
+def open_scorer(context: Context, folder: Path, kind: str) -> Scorer:
+    """The model in a folder. Raises ValueError if it has no head of this kind."""
+    where = require_reward_model(folder, kind)
+    machine = to_compute(context.machine, folder)
+    policy = open_model(context.model, machine)
     lora.switch_adapter(policy, where)
     head = ScalarHead(policy)
-    head.load(where, "reward")
-    found = iter(rewards_over(data, policy, head, machine).tolist())
-    return [next(found) if episode.turns else -math.inf for episode in episodes]
+    head.load(where, kind)
+    return Scorer(policy, head, machine)
 
 
-def require_reward_model(folder: Path) -> Path:
-    """Where the files of a reward model lie. Raises ValueError if this adapter is none."""
+def require_reward_model(folder: Path, kind: str = "reward") -> Path:
+    """Where a reward model's files are. Raises ValueError if the adapter has no head of this kind."""
     where = lora.located(folder, (*lora.FILES, scalar_head.FILE))
-    if scalar_head.kind_in(where) != "reward":
+    if scalar_head.kind_in(where) != kind:
         raise ValueError(
-            f"{folder}: no reward model's head here; train.py rm makes one, in OUT/adapter"
+            f"{folder}: no {kind} head here; train.py rm makes a reward model, in OUT/adapter"
         )
     return where
 
 
-def held_out_instances(
-    prompts: Mapping[tuple[str, int], tuple], share: float, seed: int
-) -> set[tuple[str, int]]:
-    """A share of the instances to judge by: those of as large a share of the prompts, one at least, because
-    many seeds may show one page. Which these are depends on the seed and on the prompts themselves."""
-    order = sorted(
-        set(prompts.values()), key=lambda prompt: random.Random(f"{seed} {prompt}").random()
-    )
-    if (number := max(1, round(share * len(order)))) == len(order):
+# ---- examples ----
+
+
+def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tuple[list, list]:
+    """The examples to learn from and those held out; sides: an episode or conversation of each.
+
+    Held out are the instances of a share of the first prompts, one at least: many seeds may show one page. Which
+    these are depends on the seed and on the prompts themselves. Raises NothingToLearn if nothing is left.
+    """
+    prompts = {side.first_prompt for side in sides}
+    order = sorted(prompts, key=lambda prompt: random.Random(f"{seed} {prompt}").random())
+    number = max(1, round(share * len(order)))
+    if number == len(order):
         raise NothingToLearn(
-            f"all {len(prompts)} instances to learn from would be held out: explore more, "
-            "whose first pages differ, or lower --rm.held-out"
+            f"all {len({side.instance for side in sides})} instances to learn from would be held "
+            "out: explore more, whose first pages differ, or lower held_out"
         )
     held_out = set(order[:number])
-    return {instance for instance, prompt in prompts.items() if prompt in held_out}
+    instances = {side.instance for side in sides if side.first_prompt in held_out}
+    learned = [e for e, side in zip(examples, sides) if side.instance not in instances]
+    unseen = [e for e, side in zip(examples, sides) if side.instance in instances]
+    return learned, unseen
 
 
-def read_at_ends(data, turns: slice = slice(-1, None)):
-    """The same Preferences or Rollouts with one token that counts for each of these turns, by default for the
-    last. It stands behind the agent's last of the turn and nobody reads it: what would predict it, the state
-    of that last token, is what the head reads."""
+def read_at_ends(data, every_turn: bool = False):
+    """The same Preferences or Rollouts with one token that counts for the last turn, or for each turn.
+
+    It follows the agent's last token of the turn, and nobody reads it: the state that would predict it, that of
+    the last token, is what the head reads.
+    """
     dialogues = []
     for dialogue in data.dialogues:
+        following = [*dialogue.turns[1:], -1]
         ends = [
-            t
-            for t, (turn, following) in enumerate(zip(dialogue.turns, [*dialogue.turns[1:], -1]), 1)
-            if turn >= 0 and turn != following
+            t + 1 for t, turn in enumerate(dialogue.turns) if turn >= 0 and turn != following[t]
         ]
-        counts = [-1] * (ends[-1] + 1)
-        for number, end in enumerate(ends[turns]):
+        last = ends[-1]
+        counts = [-1] * (last + 1)
+        for number, end in enumerate(ends if every_turn else [last]):
             counts[end] = number
-        dialogues.append(Dialogue([*dialogue.ids[: ends[-1]], dialogue.ids[ends[-1] - 1]], counts))
+        dialogues.append(Dialogue([*dialogue.ids[:last], dialogue.ids[last - 1]], counts))
     return data._replace(dialogues=dialogues)
 
 
 class OrderedPairs(NamedTuple):
-    """DPO's pairs, of which the chosen is to have more reward. Rewards are (dialogues,)."""
+    """DPO's pairs; the chosen is to have more reward. Rewards are (dialogues,)."""
 
     data: Preferences
-
-    @classmethod
-    def of(cls, pairs: Sequence, chat: Chat, limit: int) -> "OrderedPairs":
-        return cls(read_at_ends(tokenise(pairs, chat, limit, "end")))
 
     def batches(
         self, picked: Sequence[int], machine: Machine, device: torch.device
@@ -231,7 +309,7 @@ class OrderedPairs(NamedTuple):
         return loss, {name: value for name, value in numbers.items() if not name.startswith("logp")}
 
     def judge(self, rewards: Tensor) -> dict:
-        """How far the rewards can be trusted, by the pairs, and by those of which they are about as sure."""
+        """How far the rewards can be trusted: by the pairs, and by bins of pairs of like confidence."""
         chosen, rejected = (rewards[list(side)] for side in zip(*self.data.pairs))
         bins = reliability(chosen, rejected)  # (3,bins)
         return {
@@ -255,44 +333,33 @@ class TurnBatch(NamedTuple):
     trees: Batch
     names: list[str]  # of each turn
     step_turns: int  # in the whole step
-    value: Tensor  # (M,) behind each turn
+    value: Tensor  # (M,) after each turn
 
 
 class ValuedTurns(NamedTuple):
-    """The agent's episodes; the reward of a turn is to be the value behind it. Rewards are (turns of all,).
-
-    Values as in Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2. Differs from the paper: as
-    `step_values` do.
-    """
+    """The agent's episodes; the reward of a turn is to be the value after it. Rewards are (turns of all,)."""
 
     data: Rollouts
     values: list[Tensor]  # (turns,) of each episode: V_{t+1} of turn t
 
-    @classmethod
-    def of(
-        cls, valued: Sequence[tuple[Episode, list[float]]], chat: Chat, limit: int
-    ) -> "ValuedTurns":
-        data = Rollouts.of([episode for episode, _ in valued], chat, limit)
-        return cls(
-            read_at_ends(data, slice(None)), [torch.tensor(values[1:]) for _, values in valued]
-        )
-
     def batches(
         self, picked: Sequence[int], machine: Machine, device: torch.device
     ) -> Iterator[TurnBatch]:
-        return map(
-            TurnBatch._make, entry_batches(self.data, picked, (self.values,), machine, device)
-        )
+        for parts in entry_batches(self.data, picked, (self.values,), machine, device):
+            yield TurnBatch(*parts)
 
     def objective(self, batch: TurnBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, a mean over turns."""
         return step_reward_loss(rewards, batch.value).sum() / batch.step_turns, {}
 
     def judge(self, rewards: Tensor) -> dict:
-        """How near the rewards are, beside the best single number; and of the pairs of an instance's turns
-        with different values, the share that they order right, a tie by half."""
+        """How near the rewards are, beside the best single number, and what they order right.
+
+        Accuracy: of the pairs of an instance's turns with different values, the share that the rewards order
+        as the values do, a tie by half.
+        """
         values = torch.cat(self.values)
-        instances = [i for i, behind in zip(self.data.instances, self.values) for _ in behind]
+        instances = [i for i, after in zip(self.data.instances, self.values) for _ in after]
         turns = sorted(zip(instances, values.tolist(), rewards.tolist()))
         right = [
             (r > s) + (r == s) / 2
@@ -300,48 +367,35 @@ class ValuedTurns(NamedTuple):
             for (_, v, r), (_, w, s) in permutations(group, 2)
             if v > w
         ]
-        order = {"accuracy": sum(right) / len(right)} if right else {}
-        return {
-            "held_out": {
-                "turns": len(turns),
-                "instances": len(set(instances)),
-                "squared_error": step_reward_loss(rewards, values).mean().item(),
-                "squared_error_of_a_constant": values.var(correction=0).item(),
-                "pairs": len(right),
-                **order,
-            }
+        held_out = {
+            "turns": len(turns),
+            "instances": len(set(instances)),
+            "squared_error": step_reward_loss(rewards, values).mean().item(),
+            "squared_error_of_a_constant": values.var(correction=0).item(),
+            "pairs": len(right),
         }
+        if right:
+            held_out["accuracy"] = sum(right) / len(right)
+        return {"held_out": held_out}
 
 
-def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
-    """The `valued_episodes`. Raises NothingToLearn as these do, or if no turn was better than another."""
-    if trl_files.are_trl_files(files):
-        refuse_for_conversations(["rm.targets"])
-    played = read_all(files)
-    check_prompts([e for e in played if not by_expert(e)])
-    valued = valued_episodes(played, files, "rm.targets values")
-    if len(behind := {value for _, values in valued for value in values[1:]}) < 2:
+def check_values(values: Sequence[Sequence[float]]) -> None:
+    """Raises NothingToLearn if the value after each turn is the same."""
+    after = {value for of_episode in values for value in of_episode[1:]}
+    if len(after) < 2:
         raise NothingToLearn(
-            f"{' '.join(map(str, files))}: the value behind each turn is {behind.pop():g}, "
-            "so none was better than another: explore more, or other tasks"
+            "no turn has another value after it than the others, so none was better: explore more, "
+            "or other tasks"
         )
-    return valued
 
 
-def attempts_at(instances: Collection[tuple[str, int]], files: Sequence[Path]) -> list[Episode]:
-    """All that the agent played of these instances by itself; none of conversations."""
-    if trl_files.are_trl_files(files):
-        return []
-    return [
-        e
-        for e in read_all(files)
-        if e.instance in instances and e.turns and not e.forced and not by_expert(e)
-    ]
+# ---- what held-out instances say ----
 
 
 def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str, float]:
-    """How often the attempt with the most reward of its instance was solved, with a 95 % interval, beside a
-    random pick of each and an oracle's. Among equal rewards it picks at random: the mean is counted.
+    """How often the attempt with the most reward of its instance was solved, with a 95 % interval.
+
+    Beside it: a random pick, and an oracle's. Among equal rewards the pick is random: the mean is counted.
 
     >>> from minidpo.data.episodes import Episode
     >>> two = [Episode("t", 1, n, "", (), ("solved", "failed")[n], 0.0, "") for n in range(2)]
@@ -349,14 +403,15 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
     (1.0, 0.5, 1.0)
     """
     reward_of = {id(attempt): reward for attempt, reward in zip(attempts, rewards, strict=True)}
-    shares = []  # of each instance, those solved: of the best, of all, of any
+    shares = []  # of each instance, the share solved: of the best, of all, of any
     for group in by_instance(attempts).values():
         most = max(reward_of[id(e)] for e in group)
         best = [e.solved for e in group if reward_of[id(e)] == most]
         solved = [e.solved for e in group]
         shares.append((sum(best) / len(best), sum(solved) / len(solved), any(solved)))
     picked, at_random, oracle = (sum(column) for column in zip(*shares))
-    low, high = wilson(picked, n := len(shares))
+    n = len(shares)
+    low, high = wilson(picked, n)
     return {
         "instances": n,
         "attempts": len(attempts),
@@ -368,29 +423,20 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
     }
 
 
-def print_held_out(run: RunFolder) -> dict:
-    """What the held-out instances say: lines of attempts, confidence and the rest, which it returns."""
+def print_held_out(run: RunFolder) -> None:
+    """Print what the held-out instances say: attempts, confidence and the rest."""
     result = read_result(run.folder / "result.json")
-    if best := result.get("best_of_n"):
+    best = result.get("best_of_n")
+    if best:
         print(
-            f"picks the best of {best['attempts'] / best['instances']:.3g} attempts at {best['instances']} "
-            f"held-out instances: {best['picked']:.1%} solved ({best['low']:.1%} - {best['high']:.1%}), a "
-            f"random pick {best['random']:.1%}, the page's own verdict {best['oracle']:.1%}"
+            f"picks the best of {best['attempts'] / best['instances']:.3g} attempts at "
+            f"{best['instances']} held-out instances: {best['picked']:.1%} solved "
+            f"({best['low']:.1%} - {best['high']:.1%}), a random pick {best['random']:.1%}, "
+            f"an oracle {best['oracle']:.1%}"
         )
-    if bins := result.get("reliability"):
+    for part in result.get("reliability", ()):
         print(
-            "reliability:",
-            ", ".join(
-                f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of {part['pairs']}"
-                for part in bins
-            ),
+            f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of {part['pairs']} pairs"
         )
-    found = result["held_out"]
-    print(
-        "held out:",
-        ", ".join(
-            f"{name.replace('_', ' ')} {value:{',' if type(value) is int else '.4g'}}"
-            for name, value in found.items()
-        ),
-    )
-    return {"held_out": found}
+    for name, value in result["held_out"].items():
+        print(f"held out: {name.replace('_', ' ')} {value:{',' if type(value) is int else '.4g'}}")

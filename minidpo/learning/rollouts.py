@@ -1,25 +1,24 @@
-"""Rollouts: an agent's own episodes as token ids, and what is known of each token that it wrote.
+"""Rollouts: an agent's own episodes as token ids, with numbers for each token that it wrote.
 
-GRPO, PPO and reward models read these. Episodes of an instance stand in one tree. A number
-for each token that the agent wrote is a column; a token that several episodes wrote is an entry of each.
+Policy gradients, PPO and reward models read these. The episodes of an instance share one tree. A column holds
+one number for each token that the agent wrote; a token that several episodes share has an entry in each.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minidpo.config import GRPOCommand, PPOCommand
 from minidpo.data.batch import Batch, batch_logps, read_states
 from minidpo.data.episodes import Episode
-from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import check_prompts
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.preferences import collate_groups, largest_tree, micro_batches, over_all
+from minidpo.data.selection import is_expert
+from minidpo.learning.micro_batches import collate_groups, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
-from minidpo.learning.selection import by_expert, one_agent
 from minidpo.learning.trainer import check_finite
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
@@ -29,9 +28,7 @@ from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import to_device
 
-OTHER_AGENT = (
-    0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
-)
+OTHER_AGENT = 0.3  # nats a token, on average; bf16 play and fp32 training differ by hundredths
 
 
 class Rollouts(NamedTuple):
@@ -42,50 +39,19 @@ class Rollouts(NamedTuple):
     instances: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode], chat: Chat, limit: int) -> "Rollouts":
-        return cls(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes])
+    def of(cls, episodes: Sequence[Episode], chat: Chat, limit: int, system: str) -> "Rollouts":
+        return cls(*dialogues_of(episodes, chat, limit, system), [e.instance for e in episodes])
 
     def largest_tree(self, machine: Machine) -> int:
         """Tokens of the largest tree that a step may meet."""
         return largest_tree(self, [(d,) for d in range(len(self.names))], machine)
 
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
-        """A column made of numbers a turn: each written token gets its turn's. of_turns: (turns,) of each
-        episode."""
+        """A column from numbers of turns, (turns,) of each episode: each token gets its turn's number."""
         return [
-            numbers[torch.tensor(d.written)]
-            for numbers, d in zip(of_turns, self.dialogues, strict=True)
+            numbers[torch.tensor(dialogue.written)]
+            for numbers, dialogue in zip(of_turns, self.dialogues, strict=True)
         ]
-
-
-def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
-    """Those in which something was said. ValueError for an episode that was not all the agent's own or not
-    sampled at T = 1, and if several agents or prompts are among them."""
-    if given := next((e for e in episodes if e.forced or by_expert(e)), None):
-        raise ValueError(
-            f"{given.name}: not all of it was played by the agent: policy gradients need its "
-            "own rollouts from the start, as collect.py --adapter writes them"
-        )
-    neutral = {
-        "temperature": 1,
-        "top_p": 1,
-        "temperatures": [],
-    }  # the distribution neither sharpened nor cut
-    if given := next((e for e in episodes if neutral | e.sampling != e.sampling | neutral), None):
-        raise ValueError(
-            f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
-            "sample of the policy itself: collect at temperature 1, top-p 1"
-        )
-    one_agent(episodes, files)
-    check_prompts(episodes)
-    return [episode for episode in episodes if episode.turns]
-
-
-def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What is logged of the rollouts, where it can be told: their `diversity`, and `answer_information` in
-    nats, which falls to 0 when the agent no longer looks at the page. All episodes count that are given."""
-    unlike, information = diversity(episodes), answer_information(episodes)
-    return unlike | ({} if information is None else {"answer_information": information})
 
 
 def entry_batches(
@@ -95,95 +61,42 @@ def entry_batches(
     machine: Machine,
     device: torch.device,
 ) -> Iterator[tuple]:
-    """A step's episodes, by number, in micro-batches: trees, the name of each entry, the entries of the whole
-    step, then each column's numbers, (M,). An episode that a step meets twice, at the end of an epoch and at
-    the beginning of the next, counts once."""
+    """A step's episodes, by number, in micro-batches.
+
+    Of each: the trees, the name of each entry, the entries of the whole step, then each column's numbers, (M,).
+    An episode that a step meets twice, at the end of an epoch and the beginning of the next, counts once.
+    """
     picked = list(dict.fromkeys(picked))
-    written = sum(len(data.dialogues[d].written) for d in picked)
+    step_entries = sum(len(data.dialogues[d].written) for d in picked)
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
         names = [data.names[d] for d in inside for _ in data.dialogues[d].written]
-        yield (
-            to_device(collate_groups(data, groups), device),
-            names,
-            written,
-            *(to_device(torch.cat([column[d] for d in inside]), device) for column in columns),
-        )
+        trees = to_device(collate_groups(data, groups), device)
+        numbers = [to_device(torch.cat([column[d] for d in inside]), device) for column in columns]
+        yield trees, names, step_entries, *numbers
 
 
-def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:
-    """log π of each token that the agent wrote, (M,), episode by episode; a shared one stands for each."""
+def entry_logps(model: Transformer, machine: Machine, trees: Batch) -> Tensor:
+    """log π of each token that the agent wrote, (M,), episode by episode."""
     return batch_logps(model, trees, machine.walk_above)[trees.column]
 
 
 def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
-    """The head's number before each token that counts, (M,), in the order of `entry_logps`."""
-    return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[
-        trees.column
-    ]
-
-
-def logps_before(
-    config: GRPOCommand | PPOCommand,
-    run: RunFolder,
-    policy: Transformer,
-    *,
-    data: Rollouts,
-    episodes: Sequence[Episode],
-    machine: Machine,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """log π of what was written, (written,) of each episode, by the agent that played, and by the reference:
-    the same agent, unless another is named. From the run's files, or computed and kept there. The policy is
-    the one that played from then on."""
-
-    def logps_of(adapter: Path, name: str) -> list[Tensor]:
-        lora.switch_adapter(policy, adapter, run.base)
-        wanted = key(
-            identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens"
-        )
-        return entries_once(
-            policy,
-            data,
-            machine,
-            lambda trees: entry_logps(policy, trees, machine),
-            run.folder / name,
-            wanted,
-        )
-
-    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
-    old = logps_of(config.adapter, "rollouts.safetensors")
-    check_player(episodes, old, config.adapter)
-    return old, ref or old
-
-
-def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:
-    """Raise ValueError if what was recorded in playing, log π of each token, is far from what this adapter
-    says, (written,) of each episode: then another agent played, and a ratio to this one means nothing."""
-    recorded = [
-        torch.tensor([logp for turn in e.turns for logp in turn.logps or ()]) for e in episodes
-    ]
-    gaps = [
-        (played - logps.cpu()).abs()
-        for played, logps in zip(recorded, old, strict=True)
-        if played.shape == logps.shape
-    ]
-    if gaps and (gap := torch.cat(gaps).mean().item()) > OTHER_AGENT:
-        raise ValueError(
-            f"these rollouts were played by another agent than --adapter {adapter}: its log-"
-            f"probs are {gap:.1f} nats a token from the recorded ones; name the one that played"
-        )
+    """The head's number at the state before each token that counts, (M,), in the order of `entry_logps`."""
+    values = read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)
+    return values[trees.column]
 
 
 def entries_once(
-    policy: Transformer,
-    data: Rollouts,
-    machine: Machine,
-    score: Callable[[Batch], Tensor],
     path: Path,
     wanted: str,
+    data: Rollouts,
+    policy: Transformer,
+    machine: Machine,
+    score: Callable[[Batch], Tensor],
 ) -> list[Tensor]:
-    """A number for each token that was written in each episode, as `score` gives them for a batch: from the
-    file in `path`, if its key is `wanted`, or computed and kept there."""
+    """A column of what `score` gives for a batch: from the file in `path` if its key is `wanted`, or computed and
+    kept there."""
     lengths = [len(dialogue.written) for dialogue in data.dialogues]
 
     def compute() -> Tensor:
@@ -192,3 +105,74 @@ def entries_once(
         return values
 
     return list(cached(path, wanted, compute).split(lengths))
+
+
+def logps_before(
+    run: RunFolder,
+    policy: Transformer,
+    data: Rollouts,
+    machine: Machine,
+    start: Path,
+    reference: Path | None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """log π of what was written by the agent that played, `start`, and by the reference: two columns.
+
+    They are one if no reference is named. Both are kept in the run's folder. Leaves the policy at `start`.
+    """
+
+    def logps_of(adapter: Path, name: str) -> list[Tensor]:
+        lora.switch_adapter(policy, adapter, run.base)
+        weights = identity(policy, run.base, lora.read_config(adapter))
+        wanted = key(weights, data.dialogues, "tokens")
+        score = partial(entry_logps, policy, machine)
+        return entries_once(run.folder / name, wanted, data, policy, machine, score)
+
+    ref = logps_of(reference, "reference.safetensors") if reference else None
+    old = logps_of(start, "rollouts.safetensors")
+    return old, ref or old
+
+
+def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:
+    """Raise ValueError if another agent than this adapter played the episodes: a ratio to it means nothing.
+
+    Compares the log-probs that were recorded in play with the adapter's own, (written,) of each episode.
+    """
+    gaps = []
+    for episode, logps in zip(episodes, old, strict=True):
+        played = torch.tensor([logp for turn in episode.turns for logp in turn.logps or ()])
+        if played.shape == logps.shape:
+            gaps.append((played - logps.cpu()).abs())
+    gap = torch.cat(gaps).mean().item() if gaps else 0.0
+    if gap > OTHER_AGENT:
+        raise ValueError(
+            f"these rollouts were played by another agent than {adapter}: its log-probs are "
+            f"{gap:.1f} nats a token from the recorded ones; name the adapter that played"
+        )
+
+
+def own_rollouts(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes in which something was said, if a policy gradient may learn from them.
+
+    Raises ValueError for an episode that was not all the agent's own or not sampled at T = 1, and if several
+    agents or prompts are among them.
+    """
+    neutral = {"temperature": 1, "top_p": 1, "temperatures": []}
+    for episode in episodes:
+        if episode.forced or is_expert(episode):
+            raise ValueError(
+                f"{episode.name}: not all of it was played by the agent: policy gradients need its "
+                "own rollouts from the start, as collect.py --adapter writes them"
+            )
+        if neutral | episode.sampling != episode.sampling | neutral:
+            raise ValueError(
+                f"{episode.name}: sampled with {episode.sampling}, but policy gradients take it for "
+                "a sample of the policy itself: collect at temperature 1, top-p 1"
+            )
+    players = {e.policy.rpartition("@")[2] for e in episodes}
+    if len(players) > 1:
+        raise ValueError(
+            f"played by {len(players)} agents, but an episode is compared with the agent's own: give "
+            "the rollouts of one"
+        )
+    check_prompts(episodes)
+    return [episode for episode in episodes if episode.turns]

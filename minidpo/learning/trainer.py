@@ -12,15 +12,43 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minidpo.config import Optimizer
 from minidpo.system import processes
-from minidpo.system.run_folder import RunFolder
+from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.run_folder import RunFolder, records
+
+LEARNED = 1e-3  # a preference loss that stays below this for a whole pass has nothing left to teach
+
+
+@dataclass(frozen=True)
+class Optimizer(Checked):
+    """How long something trains, how fast, and by which optimizer."""
+
+    epochs: Positive[float] = 3.0
+    "passes over the data"
+    steps: Positive[int | None] = None
+    "optimizer steps, in place of epochs"
+    batch: Positive[int] = 8
+    "examples a step: episodes, or pairs; those of one instance are taken together where they share tokens"
+    lr: Positive[float] = 1e-3
+    "full learning rate, after the warm-up"
+    warmup: NotNegative[float] = 0.1
+    "steps of linear warm-up; below 1: share of all steps"
+    weight_decay: NotNegative[float] = 0.0
+    "decoupled weight decay"
+    clip: Positive[float] = 1.0
+    "largest norm of the gradient"
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
+    save_every: Positive[int] = 25
+    "steps between two states that a killed run can go on from"
+    constant: bool = False
+    "keep the full rate after the warm-up, in place of half a cosine down to 0"
 
 
 class StepSettings(NamedTuple):
@@ -30,6 +58,7 @@ class StepSettings(NamedTuple):
     seed: int  # of a step's dropout
     title: str  # of the progress bar
     data_numbers: Mapping[str, float] | None = None  # what the data are like, logged with each step
+    pass_steps: int | None = None  # end when the loss was below LEARNED for so many steps in a row
 
 
 def train(
@@ -52,11 +81,17 @@ def train(
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, options = _begin_or_resume(run, model, optimizers), settings.options
+    learned = steps_below(LEARNED, records(run.folder)[:start])  # in a row, so far
     falls_until = math.inf if options.constant else options.steps
     bar = tqdm(
         range(start, options.steps), settings.title, total=options.steps, initial=start, unit="step"
     )
     for step in bar:
+        if settings.pass_steps and learned >= settings.pass_steps:
+            bar.write(
+                f"the loss was below {LEARNED} for a whole pass: training ends after {step} steps"
+            )
+            break
         torch.manual_seed(
             settings.seed * 1_000_003 + step
         )  # a step's dropout is its own, resumed or not
@@ -80,12 +115,14 @@ def train(
             "lr": full_rates[0][0] * rate,
         }
         _check_step(record)
+        learned = learned + 1 if record["loss"] < LEARNED else 0
         for optimizer, rates in zip(optimizers, full_rates):
             for group, full_rate in zip(optimizer.param_groups, rates):
                 group["lr"] = full_rate * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        last = step + 1 == options.steps
+        ends_early = settings.pass_steps is not None and learned >= settings.pass_steps
+        last = ends_early or step + 1 == options.steps
         if last and not torch.stack([p.isfinite().all() for p in parameters]).all():
             raise ValueError(
                 f"step {step + 1}: a weight is not finite any more; lower the learning rate"
@@ -94,11 +131,20 @@ def train(
             "tokens_per_s": round(tokens / (time.perf_counter() - began)),
             "peak_memory_mib": round(peak_memory_mib(norm.device)),
         }
-        if processes.rank() == 0:
-            run.log(record)
+        run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if last or (step + 1) % options.save_every == 0:
-            processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
+            run.save_state(step + 1, _state(model, optimizers))
+
+
+def steps_below(loss: float, log: Sequence[dict]) -> int:
+    """How many of the last steps in a row had a lower loss.
+
+    >>> steps_below(0.5, [{"loss": 0.1}, {"loss": 0.9}, {"loss": 0.2}, {"loss": 0.1}])
+    2
+    """
+    below = [record["loss"] < loss for record in log]
+    return len(below) if all(below) else below[::-1].index(False)
 
 
 @dataclass
@@ -179,11 +225,11 @@ def peak_memory_mib(device: torch.device) -> float:
 
 def _begin_or_resume(run: RunFolder, model: nn.Module, optimizers: Sequence) -> int:
     """Take the folder; put back the last saved state, if there is one. Returns the step to begin with."""
-    processes.on_rank_0(run.begin)
+    run.begin()
     start, tensors = run.load_state() or (0, None)
     if tensors is not None:
         _restore(model, optimizers, tensors)
-    processes.on_rank_0(run.truncate_log, start)
+    run.truncate_log(start)
     return start
 
 

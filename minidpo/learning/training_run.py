@@ -1,45 +1,24 @@
-"""The life of a training run, whatever is learned: its settings, the order of examples, its end.
+"""The life of a training run, whatever is learned: the order of its examples, its length, its end.
 
-`open_run` gives the folder, which knows its inputs by content; `in_steps` turns epochs to steps,
-`example_indices` says what each step reads, `optimizers_of` moves what trains, `finish` saves the adapter.
+`in_steps` turns passes over the data into steps, `example_indices` says what each step reads, `optimizers_of`
+moves what trains, `finish` saves the adapter.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import torch
 from torch import nn
 
-from minidpo.config import Optimizer, PairsCommand, RolloutsCommand, SFTCommand
+from minidpo.learning.trainer import Optimizer
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.muon import Muon
 from minidpo.model.decoder import Transformer
-from minidpo.system import processes
 from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import RunFolder, records
-
-
-def open_run(
-    config: SFTCommand | PairsCommand | RolloutsCommand,
-    inputs: Sequence[Path],
-    more_sha256: Mapping[str, list[str] | None] | None = None,
-    **adapters: Path | None,
-) -> RunFolder:
-    """The run's folder, which knows its inputs by content; adapters: others than the one it starts from.
-    Raises ValueError if it holds another run, or what this one reads."""
-    adapters = {"adapter": config.adapter, **adapters}
-    keep_inputs(config.out, *inputs, *adapters.values())
-    settings = {
-        **asdict(config),
-        **(more_sha256 or {}),
-        "data_sha256": [file_sha256(path) for path in inputs],
-        **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()},
-    }
-    return RunFolder(config.out, settings, defaults=asdict(type(config)()))
 
 
 def keep_inputs(out: Path, *given: Path | None) -> None:
@@ -56,15 +35,6 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
         if adapter is None
         else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
     )
-
-
-def refuse_for_conversations(given: Sequence[str]) -> None:
-    """Raises ValueError if an option is given that only episodes can answer."""
-    if given:
-        raise ValueError(
-            f"--{given[0].replace('_', '-')} needs episodes, as collect.py writes them, and "
-            "--data holds conversations: leave it out"
-        )
 
 
 def example_indices(
@@ -86,25 +56,22 @@ def example_indices(
 
 
 def in_steps(options: Optimizer, examples: int) -> Optimizer:
-    """The same options with epochs and warm-up ratio as steps, both rounded up, and a batch of at most as
-    many examples as there are: a larger one would count some of them twice. A warm-up that training does not
-    reach the end of is told.
+    """The same options with epochs and a share of warm-up as steps, both rounded up.
 
-    >>> from minidpo.config import SFT
-    >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
+    A step has at most as many examples as there are: a larger batch would count some of them twice. Prints a
+    line if training ends before its warm-up does.
+
+    >>> from minidpo.learning.sft import SFT
+    >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup=0.03), 1_000)
     >>> chosen.steps, chosen.warmup
     (47, 2)
-    >>> in_steps(SFT(epochs=0.07, batch=1, warmup=0), 100).steps
-    7
     """
-
-    def up(share: float) -> int:
-        return math.ceil(round(share, 9))  # 0.07 * 100 is a little more than 7
-
     batch = min(options.batch, examples)
-    steps = options.steps if options.epochs is None else up(options.epochs * examples / batch)
-    warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
-    if 0 < steps < warmup:
+    steps = options.steps or rounded_up(options.epochs * examples / batch)
+    warmup = int(options.warmup)
+    if options.warmup < 1:
+        warmup = rounded_up(options.warmup * steps)
+    if steps < warmup:
         print(
             f"{warmup} steps of warm-up in a training of {steps}: the rate ends at {steps / warmup:.0%} of "
             f"{options.lr:g}; lower warmup or raise steps"
@@ -112,44 +79,41 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     return replace(options, steps=steps, warmup=warmup, batch=batch)
 
 
+def rounded_up(number: float) -> int:
+    """The next whole number; 0.07 * 100, which is a little more than 7 in binary, stays 7."""
+    return math.ceil(round(number, 9))
+
+
+def steps_of_a_pass(options: Optimizer, examples: int) -> int:
+    """How many steps read all examples once."""
+    return rounded_up(examples / options.batch)
+
+
 def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8; or Muon for the
-    adapter and AdamW for the head."""
-    numbers = {"lr": options.lr, "weight_decay": options.weight_decay}
+    """AdamW for what trains, its moments in 32 bits or in 8."""
     adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
-    rest = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    if options.optimizer == "muon":
-        return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
+    head = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    return [kind([*adapter, *rest], **numbers)]
+    return [kind([*adapter, *head], lr=options.lr, weight_decay=options.weight_decay)]
 
 
-def finish(run: RunFolder, policy: Transformer, source: str) -> dict:
-    """Save the adapter of the base `source` and finish the run. Returns the last step's log."""
-    processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, run.base)
-    processes.on_rank_0(run.finish)
-    return print_summary(run)
+def finish(run: RunFolder, policy: Transformer, source: str) -> Path:
+    """Save the adapter of the base `source` and finish the run. Returns the adapter's folder."""
+    run.call(lora.save, policy, run.folder / "adapter", source, run.base)
+    run.finish()
+    return finished(run)
 
 
-def resync_finished(run: RunFolder) -> dict:
-    """Bring paths and tracker of a finished run up to date. Returns the last step's log."""
-    require_adapter(run)
-    processes.on_rank_0(run.resync_finished)
-    return print_summary(run, ", done already (another --out trains again)")
-
-
-def require_adapter(run: RunFolder) -> None:
-    """Raises ValueError if the adapter of a finished run is gone."""
-    if not (run.folder / "adapter" / lora.CONFIG).is_file():
+def finished(run: RunFolder) -> Path:
+    """The adapter of a finished run, whose log's last line is printed. Raises ValueError if it is gone."""
+    adapter = run.folder / "adapter"
+    if not (adapter / lora.CONFIG).is_file():
         raise ValueError(
             f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
             "the same command makes it again"
         )
-
-
-def print_summary(run: RunFolder, more: str = "") -> dict:
-    """Print where the adapter is. Returns the last step's log."""
+    run.resync_finished()
     log = records(run.folder)
     loss = f"loss {log[-1]['loss']:.4f}" if log else "nothing was changed"
-    print(f"{run.folder / 'adapter'}: {len(log)} steps, {loss}{more}")
-    return log[-1] if log else {"step": 0}
+    print(f"{adapter}: {len(log)} steps, {loss}")
+    return adapter

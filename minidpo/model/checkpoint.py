@@ -238,6 +238,14 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
     return model, file_of
 
 
+def files_of(source: str | Path) -> list[Path]:
+    """The files that decide what a model says: weights, shape, tokenizer, chat template."""
+    folder = locate(source)
+    if is_gguf(folder):
+        return [folder]
+    return sorted(file for pattern in HUB_FILES for file in folder.glob(pattern))
+
+
 def _promised(folder: Path) -> dict[Path, set[str]]:
     """The files of a checkpoint, each with the tensors that the index, if there is one, promises in it."""
     whole = folder if is_gguf(folder) else folder / WEIGHTS

@@ -1,4 +1,4 @@
-"""A scalar head: one number read off a hidden state. A reward model's reward, PPO's value."""
+"""A scalar head: one number read off a hidden state, such as a reward model's reward or PPO's value."""
 
 from pathlib import Path
 
@@ -12,29 +12,26 @@ FILE = "head.safetensors"  # beside the files of the adapter that makes its hidd
 
 
 class ScalarHead(nn.Linear):
-    """w·h of hidden states h, (N,C) -> (N,), in fp32 (fp64 beside an fp64 model); w is 0 at first. There is
-    no bias: of a pair it would cancel, and for a value, numbers of h that hardly change serve as one."""
+    """w·h of hidden states h, (N,C) -> (N,), in fp32 (fp64 beside an fp64 model). w is 0 at first.
+
+    There is no bias: in a pair it would cancel, and for a value, entries of h that hardly change serve as one.
+    """
 
     def __init__(self, model: Transformer):
         norm = model.model.norm.weight
-        super().__init__(
-            len(norm),
-            1,
-            bias=False,
-            device=norm.device,
-            dtype=torch.promote_types(norm.dtype, torch.float32),
-        )
+        dtype = torch.promote_types(norm.dtype, torch.float32)
+        super().__init__(len(norm), 1, bias=False, device=norm.device, dtype=dtype)
         nn.init.zeros_(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(hidden.to(self.weight.dtype))[..., 0]
 
     def save(self, folder: Path, kind: str) -> None:
-        """Write it beside an adapter; kind: what it says, "reward" or "value"."""
+        """Write it beside an adapter. kind: what its number is: "reward", "step" or "value"."""
         write_weights(folder / FILE, {kind: self.weight}, {})
 
     def load(self, folder: Path, kind: str) -> None:
-        """Read what `save` wrote, if it did. ValueError if it is damaged, of another kind or model."""
+        """Read the head in a folder, if there is one. ValueError if it is damaged, or of another kind or model."""
         if not (folder / FILE).is_file():
             return
         with open_weights(folder / FILE) as file:
@@ -46,7 +43,7 @@ class ScalarHead(nn.Linear):
 
 
 def kind_in(folder: Path) -> str | None:
-    """What the head in a folder says; None if there is none."""
+    """The kind of the head in a folder; None if there is none."""
     if not (folder / FILE).is_file():
         return None
     with open_weights(folder / FILE) as file:

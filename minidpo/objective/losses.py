@@ -79,25 +79,6 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     )
 
 
-def value_weights(value: Tensor) -> Tensor:
-    """Weights for imitating steps by what they did to the value: w_t = V_{t+1} / V_t.
-
-    value (turns + 1,), V before each turn and at the end, >= 0. Returns (turns,). By Bayes, w times π(a|s) is
-    how the policy acts in the episodes that it solves, so on its own episodes w is 1 on average in each
-    state. Where the value stays w is 1, plain imitation; a step that lost it all gets 0, and so does what
-    follows. Dayan & Hinton 1997, Neural Computation 9(2), 271-278 (an EM step), with values for rewards as in
-    IPR, arXiv:2406.11176. Raises ValueError if a value is negative or not finite. Differs from the paper:
-    values are estimates; from 0 to more is chance, and weighs 1.
-
-    >>> value_weights(torch.tensor([0.5, 0.5, 1.0, 0.0, 0.0]))
-    tensor([1., 2., 0., 0.])
-    """
-    check_scores(value=value)
-    check_parameters(value=value.min().item())
-    before, after = value[:-1], value[1:]
-    return torch.where(before > 0, after / before.clamp(min=1e-30), (after > 0).to(value.dtype))
-
-
 def group_means(values: Tensor, group: Tensor) -> Tensor:
     """The mean of each group: values (B,), group (B,) int64 in 0..G-1 -> (G,); nan where a number is missing.
 

@@ -18,9 +18,9 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     """How much better than its group each did: A = (r - mean) / std, or without the std.
 
     reward (B,) float; group (B,) int64, equal for what may be compared: the episodes of an instance, or the
-    actions tried in one state. Returns (B,). 0 in a group without variance, so also in a group of one.
-    Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2; scale=False: Liu et al. 2025 (Dr. GRPO),
-    arXiv:2503.20783, as the std makes easy and hard groups count more than mixed ones. Raises ValueError
+    actions tried in one state. Returns (B,): 0 in a group without variance, so also in a group of one.
+    Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2. scale=False: Liu et al. 2025 (Dr. GRPO),
+    arXiv:2503.20783, because the std makes easy and hard groups count more than mixed ones. Raises ValueError
     if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
     added to it (TRL adds 1e-4).
 
@@ -63,8 +63,8 @@ def state_advantages(
 
     episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
     turn on; state (S,) int64, equal where the same page was seen in the same instance. Returns (S,). A state
-    seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with ω for weight, variant
-    without std. Raises ValueError unless weight is finite and >= 0. Differs from the paper: nothing.
+    seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, in the variant without std;
+    weight is its ω. Raises ValueError unless weight is finite and >= 0. Differs from the paper: nothing.
 
     >>> state_advantages(torch.tensor([0.5, -0.5]), torch.tensor([0, 0, 1]), torch.tensor([0.9, 1.0, 0.0]),
     ...                  torch.tensor([0, 1, 0]), weight=1.0)
@@ -77,7 +77,7 @@ def state_advantages(
 def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimates of one episode: A_t = Σₗ (γλ)ˡ δ_{t+l}, δ_t = r_t + γ·V_{t+1} - V_t.
 
-    reward (S,), paid after each turn; value (S,), V of the state before it; behind the last turn V is 0.
+    reward (S,), paid after each turn; value (S,), V of the state before it; after the last turn V is 0.
     Returns (S,). λ = 0: the TD error; λ = 1: discounted returns minus values. Schulman et al. 2016,
     arXiv:1506.02438, Eq. 16. Raises ValueError unless γ and λ lie within [0, 1]. Differs from the paper:
     nothing.
@@ -100,8 +100,8 @@ def clipped_loss(
 ) -> Tensor:
     """PPO's loss per token: -min(ρA, clip(ρ, 1-low, 1+high)·A), ρ = exp(logp - old_logp).
 
-    All (N,): log π of the policy, of the policy that played, and A of each token. Returns (N,). Where ρ left
-    the band on the side that A pushes to, the gradient is 0. At ρ = 1 the gradient is REINFORCE's, -A·∇logp.
+    All (N,): log π of the policy, of the policy that played, and A of each token. Returns (N,). The gradient is
+    0 where ρ left the band on the side that A pushes to, and REINFORCE's, -A·∇logp, at ρ = 1.
     Schulman et al. 2017, arXiv:1707.06347, Eq. 7, low = high = ε; a larger high: Yu et al. 2025 (DAPO),
     arXiv:2503.14476. Raises ValueError unless 0 <= low < 1 and high is finite and >= 0. Differs from the
     paper: nothing.
@@ -119,7 +119,7 @@ def clipped_loss(
 def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """KL(policy || reference) from tokens that the policy sampled, unbiased: logp - ref_logp. (N,) -> (N,).
 
-    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
+    A single token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
 
     >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([2.])
@@ -143,7 +143,7 @@ def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
 def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
     """The policy's entropy a token, in nats, in the states that another reached: -ρ·logp. (N,) -> (N,).
 
-    ρ = exp(logp - old_logp), 1 for the policy's own tokens. No paper's: importance sampling, for the log.
+    ρ = exp(logp - old_logp), 1 for the policy's own tokens. It is for the log: importance sampling, from no paper.
 
     >>> entropy(torch.tensor([-1.0]), torch.tensor([-1.0]))
     tensor([1.])
@@ -156,7 +156,7 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -
     """PPO's loss of a value function per turn: max((V - R)², (V_clipped - R)²) / 2, all (S,) -> (S,).
 
     V_clipped stays within `clip` of the value that the rollouts were judged by. Raises ValueError unless clip
-    is finite and >= 0. Differs from the paper (arXiv:1707.06347): it does not clip values, its code does.
+    is finite and >= 0. Differs from the paper (arXiv:1707.06347): values are clipped, as in its authors' code.
 
     >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     tensor([0.3200])
@@ -168,7 +168,7 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float) -> float:
-    """The weight of a KL that is to stay at a target: β(1 + K·e), e = clip(KL / target - 1, -0.2, 0.2).
+    """The next weight β of a KL that is to stay at a target: β(1 + K·e), e = clip(KL / target - 1, -0.2, 0.2).
 
     kl: as measured under β, in the target's unit. Ziegler et al. 2019, arXiv:1909.08593, section 2.2, with
     their K = 0.1. Differs from the paper: nothing; `learning/ppo` adapts after each step.

@@ -1,4 +1,4 @@
-"""Reward models: a number for an episode or a turn, learned from which went better. P: pairs, S: turns."""
+"""Reward models: a number for an episode or a turn. P counts pairs, S turns."""
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0) ->
     """-log σ(R(chosen) - R(rejected) - margin) per pair: rewards (P,) each -> (P,).
 
     Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155, Eq. 1; margin: Touvron et al. 2023 (Llama 2),
-    arXiv:2307.09288, Eq. 2. Blind to a constant added to both. DPO is this loss on β (policy - ref). Raises
-    ValueError if a reward is not finite, or the margin not finite and >= 0. Differs: one margin for all.
+    arXiv:2307.09288, Eq. 2. A constant added to both changes nothing. DPO is this loss on β (policy - ref).
+    Raises ValueError if a reward is not finite, or the margin not finite and >= 0. Differs from the papers: one
+    margin for all pairs.
 
     >>> from torch import tensor; bradley_terry_loss(tensor([2.0]), tensor([0.0]), margin=1.0)
     tensor([0.3133])
@@ -24,7 +25,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0) ->
 
 
 def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
-    """(R - V)² per turn: a reward model of turns, V the share of continuations that solved. (S,) -> (S,).
+    """(R - V)² per turn, for a reward model of turns; V is the share of continuations that solved. (S,) -> (S,).
 
     Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2, where V is estimated by playing on. Raises
     ValueError if a number is not finite. Differs from the paper: nothing; `step_values` does.
@@ -40,9 +41,9 @@ def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
     """How sure a reward model is of pairs and how often it is right, in bins of like confidence, (3,bins).
 
     Rewards (P,) each. It prefers the one with more reward, with the confidence σ(|gap|), from 0.5 to 1; the
-    bins have equal width. Of each bin: the sum of confidences, how many are right, a tie by half, and how
-    many there are. Guo et al. 2017, arXiv:1706.04599, section 2. Differs from the paper: the bins begin at
-    0.5, as of two one is never less sure.
+    bins have equal width. Each bin has the sum of confidences, how many are right (a tie by half), and how many
+    there are. Guo et al. 2017, arXiv:1706.04599, section 2. Differs from the paper: the bins begin at 0.5,
+    because the confidence in one of two is never below it.
 
     >>> from torch import tensor; reliability(tensor([2.0, 0.0]), tensor([0.0, 2.0]))[:, 3]  # 0.8 to 0.9
     tensor([1.7616, 1.0000, 2.0000])
@@ -57,8 +58,10 @@ def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
 
 
 def calibration_error(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
-    """Expected calibration error: the mean over pairs of |accuracy - confidence| of their bin, (). 0: it is
-    right as often as it is sure. Rewards (P,) each; bins as of `reliability`. arXiv:1706.04599, Eq. 3.
+    """Expected calibration error: the mean over pairs of |accuracy - confidence| of their bin, ().
+
+    It is 0 if the model is right as often as it is sure. Rewards (P,) each; bins as in `reliability`.
+    arXiv:1706.04599, Eq. 3.
 
     >>> from torch import tensor; calibration_error(tensor([2.0, 0.0]), tensor([0.0, 2.0]))  # 0.8808 - 0.5
     tensor(0.3808)

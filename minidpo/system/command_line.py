@@ -25,8 +25,8 @@ PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a c
 AS_INSTALLED = {
     r"(?:\S*python )?\b(train|collect|evaluate)\.py\b": r"minidpo \1",
     "run make setup, or ": "",
-    "make demo-nano": "minidpo train loop --config configs/nano.toml",
-    "make demo": "minidpo train loop --config configs/demo.toml",
+    "make demo-nano": "minidpo train ef-dpo --config configs/nano.toml",
+    "make demo": "minidpo train ef-dpo --config configs/demo.toml",
 }
 # options and what they are called in other commands and tools
 ALIKE = (
@@ -110,10 +110,15 @@ def toml_flags(path: str | Path) -> list[str]:
     return [part for flag in _flags(values) for part in flag]
 
 
-def changed_flags(config) -> list[str]:
-    """The flags that reproduce a command's settings: those of its options that differ from the default."""
-    settings, defaults = (as_json(asdict(c)) for c in (config, type(config)()))
-    default_flags = list(_flags(defaults))
+def changed_flags(kind: type, *configs) -> list[str]:
+    """The flags that reproduce settings: those that differ from the defaults of the command's dataclass `kind`.
+
+    configs: dataclasses that together have its fields.
+    """
+    settings = {}
+    for config in configs:
+        settings |= as_json(asdict(config))
+    default_flags = list(_flags(as_json(asdict(kind()))))
     return [part for flag in _flags(settings) if flag not in default_flags for part in flag]
 
 
@@ -172,18 +177,23 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
 def options_like(word: str, kind: type) -> list[str]:
     """The options of a command that are named like `word`, or mean what it means in other commands or tools.
 
-    >>> from minidpo.config import EvaluateCommand; options_like("instances", EvaluateCommand)
+    >>> from minidpo.results.evaluate import EvaluateCommand; options_like("instances", EvaluateCommand)
     ['--episodes']
     """
-    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-        tyro.cli(kind, args=["--help"])
-    names = {o: o.rpartition(".")[2].lstrip("-") for o in re.findall(r"--[\w.-]+", text.getvalue())}
+    names = {o: o.rpartition(".")[2].lstrip("-") for o in option_names(kind)}
     near = difflib.get_close_matches(word, names.values(), 1, 0.7)
     return [
         o
         for o, name in names.items()
         if name in near or any({word, name} <= alike for alike in ALIKE)
     ]
+
+
+def option_names(kind: type) -> list[str]:
+    """All flags of a command."""
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        tyro.cli(kind, args=["--help"])
+    return list(dict.fromkeys(re.findall(r"--[\w.-]+", text.getvalue())))
 
 
 def command_in(table: Mapping[str, object], name: str, what: str):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
+from functools import wraps
 from typing import TypeVar
 
 import torch
@@ -131,6 +132,16 @@ def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
     """Every rank calls this; rank 0 alone does the work. The others wait, fail if it fails, and get None."""
     with fail_together(phase=True):
         return work(*arguments) if rank() == 0 else None
+
+
+def by_rank_0(method: Callable[..., T]) -> Callable[..., T | None]:
+    """A method that every rank calls and rank 0 alone carries out, as `on_rank_0` does."""
+
+    @wraps(method)
+    def on_every_rank(*arguments):
+        return on_rank_0(method, *arguments)
+
+    return on_every_rank
 
 
 @contextmanager

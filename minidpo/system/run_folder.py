@@ -34,9 +34,6 @@ NOT_DECISIVE = {
     "track",
     "explain",
     "export",
-    "rounds",
-    "patience",
-    "rates_of",
     *(
         f"machine.{name}"
         for name in (
@@ -60,7 +57,7 @@ BEGUN = (
     "tensorboard",
 )  # what a refused command may leave
 # Input files are compared by SHA-256, so a moved file is still the same run. Of a path, only whether it is
-# given is compared. `start` has no hash: the loop checks how that run began.
+# given is compared.
 COMPARED_BY = {
     "data": "data_sha256",
     "golden": "data_sha256",
@@ -68,7 +65,6 @@ COMPARED_BY = {
     "adapters": "adapters_sha256",
     "reference": "reference_sha256",
     "failures": "failures_sha256",
-    "start": "start",
 }
 
 
@@ -113,6 +109,7 @@ class RunFolder:
                 f"{self.folder / 'adapter'} is of no run in this folder: give another --out"
             )
 
+    @processes.by_rank_0
     def begin(self) -> None:
         """Lock the folder and write the settings. Call it when all inputs are known to exist."""
         if self._lock is None:
@@ -127,10 +124,13 @@ class RunFolder:
 
     def log(self, record: dict) -> None:
         """Append one step to metrics.jsonl."""
+        if processes.rank() > 0:
+            return
         with named_in_errors(self.metrics), open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
 
+    @processes.by_rank_0
     def truncate_log(self, steps: int) -> None:
         """Keep the first `steps` lines of the log: later ones will be logged again."""
         text = self.metrics.read_text() if self.metrics.is_file() else ""
@@ -143,6 +143,7 @@ class RunFolder:
         if text:
             write_text(self.metrics, "".join(lines))
 
+    @processes.by_rank_0
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
         """Save everything that the next step depends on, after `step` steps."""
         if self.metrics.is_file():
@@ -185,22 +186,37 @@ class RunFolder:
             raise ValueError(f"{error}; delete it to start again") from None
         return int(metadata["step"]), tensors
 
+    @processes.by_rank_0
+    def call(self, work, *arguments) -> None:
+        """Let one process alone do this."""
+        work(*arguments)
+
+    @processes.by_rank_0
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the folder, whole or not at all."""
+        write_text(self.folder / name, text)
+
     @property
     def finished(self) -> bool:
         return (self.folder / "done").is_file()
 
+    @processes.by_rank_0
     def finish(self) -> None:
         """Mark the run as complete and delete the state that a restart would go on from."""
         self.tracking.finish()
         write_text(self.folder / "done", "complete\n")
         self.state.unlink(missing_ok=True)
 
+    @processes.by_rank_0
     def resync_finished(self) -> None:
         """Bring a finished run up to date: record where its inputs lie now, and complete the tracker."""
         if read_settings(self.folder) != self.config:
             write_settings(self.folder, self.config)
         self.state.unlink(missing_ok=True)  # a kill may have come before `finish` did
         self.tracking.finish()
+
+
+write_tensors = processes.by_rank_0(write_weights)  # one process writes, the others wait
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:

@@ -213,6 +213,12 @@ class MiniWoB:
         """Left, top, width and height of an element on the screenshot; None if there is no such element."""
         return await self._page.where(ref)
 
+    async def marks(self, action: Action) -> list[list[int]]:
+        """Boxes, as `where` gives them, of what the action is about to use; a place of its own has no size."""
+        boxes = [await self.where(action[name]) for name in ("ref", "to") if name in action]
+        place = [[action["x"], action["y"], 0, 0]] if "x" in action else []
+        return [box for box in boxes if box is not None] + place
+
     async def point(self, action: Action | None) -> None:
         """Frame the spot where the action will fall, for a person who watches; None removes the frame."""
         await self._page.point(action)
@@ -240,6 +246,7 @@ class MiniWoB:
             except EnvError:
                 if rung == LADDER[-1]:
                     raise
+        raise AssertionError("the ladder ends with a return or a raise")
 
     async def _renew(self, broken: BrowserContext | None) -> None:
         new = await self._browser.new_page(broken)  # before close(): a new browser has no old page

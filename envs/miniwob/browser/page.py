@@ -14,7 +14,7 @@ from calendar import month_name
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from playwright.async_api import BrowserContext, CDPSession, Error
 from playwright.async_api import Page as Tab
@@ -77,7 +77,7 @@ class Sight:
 class Page:
     """A tab with the MiniWoB page of one task."""
 
-    AREA = {"x": 0, "y": 0, "width": 160, "height": 210}
+    AREA: ClassVar = {"x": 0, "y": 0, "width": 160, "height": 210}
 
     def __init__(self, tab: Tab, devtools: CDPSession):
         self._tab, self._devtools = tab, devtools

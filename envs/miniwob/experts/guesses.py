@@ -6,7 +6,7 @@ Each docstring is an instruction that the function obeys.
 import math
 import re
 from functools import cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from envs.actions import Action
 from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, quoting
@@ -51,7 +51,7 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
     """Enter the value that corresponds with each label into the form and submit when done."""
     page = look(seen)
     wanted = []
-    for label, field in zip(page, page[1:], strict=False):
+    for label, field in pairwise(page):
         if field.role == "input":
             key = label.text.removesuffix(":") + " "
             row = next(row.text for row in page if row.text.startswith(key))

@@ -277,7 +277,7 @@ def use_terminal(seen: Observation, done: list[Action]) -> Decision:
     listed = [part.removeprefix("ls ").split() for part in past if part.startswith("ls ")]
     files = [
         file
-        for file in sum(listed[-1:], [])
+        for file in (listed[-1] if listed else [])
         if (file.endswith(ending) if ending else "." not in file)
     ]
     command = f"rm {files[0]}" if files else "ls"

@@ -217,7 +217,7 @@ def dishes(seen: Observation) -> list[Dish]:
             name, kinds, *count = texts[texts.index("-") - 2 :]
             found.append(Dish(name, kinds.split(), int((count[1:] or ["0"])[0]), minus, thing))
         minus = thing if thing.text == "-" else minus
-        texts = texts + [thing.text] if thing.text != "+" else []
+        texts = [*texts, thing.text] if thing.text != "+" else []
     return found
 
 

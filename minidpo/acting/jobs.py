@@ -1,0 +1,185 @@
+"""Jobs: which episodes to play, and what is given before the agent's own first answer.
+
+All of it is a function of data: instances or episodes in, jobs out, in a fixed order.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from envs import resolve
+from envs.protocol import World
+from minidpo.data.episodes import Episode, by_instance, grouped
+from minidpo.data.prompt import as_shots
+from minidpo.data.values import states
+
+Instance = tuple[str, int]
+"(task, seed)"
+
+
+class Job(NamedTuple):
+    """One episode to play."""
+
+    task: str
+    seed: int
+    index: int
+    "Number within the group: the episodes of the same (task, seed)."
+    limit: int
+    "Turns the episode may take."
+    forced: tuple[str, ...] = ()
+    "Answers that are given in the first turns; then the policy is asked."
+    shots: tuple[str, ...] = ()
+    "Solved examples before the task: what they show and say, in turn."
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.task, self.seed, self.index
+
+    @property
+    def instance(self) -> Instance:
+        return self.task, self.seed
+
+
+def child_seed(*what) -> int:
+    """A 64-bit seed from any values, the same on every machine and in every process.
+
+    >>> child_seed(1, "click-link", 7) == child_seed(1, "click-link", 7) != child_seed(1, "click-link", 8)
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
+
+
+def split_instances(
+    world: World, tasks: Mapping[str, int], split: str, first: int = 0
+) -> list[Instance]:
+    """So many instances of each task: the seeds of the split from number `first` on.
+
+    Raises ValueError if the world has no such split or the split has fewer seeds.
+    """
+    if split not in world.seeds:
+        raise ValueError(
+            f"the world {world.name} has no seeds for {split!r}: its splits are {', '.join(world.seeds)}"
+        )
+    seeds, last = world.seeds[split], first + max(tasks.values(), default=0)
+    if last > len(seeds):
+        raise ValueError(
+            f"{split} has {len(seeds):,} instances of a task, and {last:,} are asked for: ask for fewer"
+        )
+    return [(task, seed) for task, count in tasks.items() for seed in seeds[first : first + count]]
+
+
+def make_jobs(
+    world: World, instances: Sequence[Instance], group: int = 1, index: int = 0
+) -> list[Job]:
+    """`group` episodes of each instance, numbered from `index`; the episodes of a group are neighbours."""
+    return [
+        Job(task, seed, number, world.step_limit(task))
+        for task, seed in instances
+        for number in range(index, index + group)
+    ]
+
+
+def with_shots(jobs: Sequence[Job], examples: Sequence[Episode], count: int) -> list[Job]:
+    """The same jobs, each after `count` solved examples: the first of its task, of other instances.
+
+    Raises ValueError if a task has fewer.
+    """
+    solved = grouped((e for e in examples if e.solved and e.turns), lambda e: e.task)
+    shown = {}
+    for task, seed in dict.fromkeys(job.instance for job in jobs):
+        others = [e for e in solved.get(task, []) if e.seed != seed][:count]
+        if len(others) < count:
+            raise ValueError(
+                f"{task}: {len(others)} solved examples of other instances than seed {seed}, not {count}: "
+                "collect.py --policy expert makes them; or ask for fewer --shots"
+            )
+        shown[task, seed] = as_shots(others)
+    return [job._replace(shots=shown[job.instance]) for job in jobs]
+
+
+def with_golden_steps(
+    jobs: Sequence[Job],
+    golden: Sequence[Episode],
+    seed: int,
+    which: Literal["drawn", "every"] = "drawn",
+) -> list[Job]:
+    """The same jobs, each beginning with the first steps of its instance's golden episode.
+
+    "drawn": their number is drawn for each instance, from none to all but one, so the episodes of a group
+    begin alike. "every": each of these numbers in turn, by the episode's index (ETO, appendix C). Instances
+    without a solved golden episode are counted in a printed line and left out. Raises ValueError if none is left.
+    """
+    answers = {e.instance: e.said for e in golden if e.solved and e.turns}
+    missing = list(dict.fromkeys(job.instance for job in jobs if job.instance not in answers))
+    if missing:
+        task, first = missing[0]
+        print(
+            f"{len(missing)} instances have no solved golden episode and are left out, "
+            f"such as {task} seed {first}"
+        )
+    forced = []
+    for job in jobs:
+        if job.instance in answers:
+            steps = answers[job.instance]
+            place = job.index if which == "every" else child_seed(seed, job.task, job.seed)
+            forced.append(job._replace(forced=steps[: place % len(steps)]))
+    if not forced:
+        raise ValueError(
+            "no golden episode solves any instance that is asked for: collect.py --policy expert makes them, "
+            "for the same --tasks, --split, --first and --instances"
+        )
+    return forced
+
+
+def continuations(world: World, recorded: Sequence[Episode], count: int) -> list[Job]:
+    """`count` episodes from each step of the recorded ones on: what was said before it is given.
+
+    Steps with the same words before them are one state and are continued once. Where several recorded episodes
+    started from the first page, no more do, unless there is no other state. The new episodes are numbered after
+    the recorded ones of their instance, so they are other samples. Raises ValueError if there is no step, or if
+    an episode is of no task of this world.
+    """
+    jobs = []
+    for (task, seed), group in by_instance(recorded).items():
+        resolve(world, task)
+        after = 1 + max(episode.index for episode in group)
+        whole = sum(not e.forced and len(e.turns) > 0 for e in group)
+        begun = [said for said in states(group) if said] if whole > 1 else []
+        given = [said for said in begun or states(group) for _ in range(count)]
+        jobs += [
+            Job(task, seed, after + n, world.step_limit(task), said, group[0].shots)
+            for n, said in enumerate(given)
+        ]
+    if not jobs:
+        raise ValueError("no recorded episode has a step to go on from")
+    return jobs
+
+
+def to_agent_states(jobs: Sequence[Job], rollouts: Sequence[Episode], seed: int) -> list[Job]:
+    """The same jobs, each beginning with what an agent did on its instance up to a state that it reached.
+
+    The states of an instance come in a seeded random order; episodes that began alike share states. The
+    task's whole limit of turns follows, and the agent's own examples stand before the task. Jobs beyond the
+    number of states are left out. Raises ValueError if none is left.
+    """
+    groups = by_instance(rollouts)
+    order = {
+        instance: sorted(states(group), key=lambda said: child_seed(seed, *instance, said))
+        for instance, group in groups.items()
+    }
+    forced = []
+    for job in jobs:
+        if job.index < len(order.get(job.instance, ())):
+            said, shots = order[job.instance][job.index], groups[job.instance][0].shots
+            if job.shots not in ((), shots):
+                raise ValueError(
+                    f"{job.task} seed {job.seed} was played after other examples than --shots and --examples "
+                    "give: leave these out"
+                )
+            forced.append(job._replace(forced=said, limit=job.limit + len(said), shots=shots))
+    if not forced:
+        raise ValueError(
+            "the rollouts hold no state of any instance that is asked for: give their --tasks, --split, "
+            "--first and --instances"
+        )
+    return forced

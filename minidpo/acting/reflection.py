@@ -1,0 +1,59 @@
+"""Reflection: the agent reads its own failed attempt, says what went wrong, and tries again after these words.
+
+Shinn et al. 2023, arXiv:2303.11366. The words are a turn of the conversation like any other; nothing but the
+verdict is told.
+"""
+
+from collections.abc import Sequence
+
+import numpy
+
+from envs.protocol import World
+from minidpo.acting.jobs import Job, child_seed, make_jobs
+from minidpo.acting.policies import ModelPolicy
+from minidpo.data.episodes import Episode
+from minidpo.data.prompt import as_shots, episode_messages
+from minidpo.model.chat import Message
+from minidpo.model.sampling import Request
+
+QUESTION = "The task was not solved. Say in one sentence what went wrong and what to do instead."
+
+
+def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
+    """What the agent says to each failed episode; "" where the question does not fit the model's context.
+
+    The random stream of each answer is its episode's own, so the words do not depend on their neighbours.
+    """
+    waiting: dict[int, Request] = {}
+    for number, episode in enumerate(failed):
+        messages = [*episode_messages(episode, policy.system_prompt), Message("user", QUESTION)]
+        ids = tuple(policy.chat.prompt(messages))
+        if len(ids) + policy.max_new_tokens <= policy.max_context:
+            seed = child_seed(policy.seed, *episode.key, "reflection")
+            stream = numpy.random.Generator(numpy.random.Philox(seed))
+            uniforms = tuple(stream.random(policy.max_new_tokens).tolist())
+            waiting[number] = Request(ids, uniforms, None)
+    words = [""] * len(failed)
+    asked: dict[int, int] = {}  # the episode that each page of the sampler answers to
+    while waiting or asked:
+        for page in range(len(policy.sampler.order)):
+            if page not in asked and waiting:
+                number = next(iter(waiting))
+                policy.sampler.ask(page, waiting.pop(number))
+                asked[page] = number
+        for page, sampled in policy.sampler.step().items():
+            words[asked.pop(page)] = policy.chat.decode(sampled.ids)
+    return words
+
+
+def retry_jobs(
+    world: World, failed: Sequence[Episode], words: Sequence[str], retries: int
+) -> list[Job]:
+    """`retries` attempts at each failed instance, after the failed attempt and the words said of it."""
+    jobs = []
+    for episode, said in zip(failed, words, strict=True):
+        attempt = (*episode.shots, *as_shots([episode]), QUESTION, said)
+        after = episode.index + 1
+        for job in make_jobs(world, [episode.instance], retries, after) if said else ():
+            jobs.append(job._replace(shots=attempt))
+    return jobs

@@ -1,0 +1,43 @@
+"""AgentEvol: a new policy each round on everything that was paid enough (Xi et al. 2024, arXiv:2406.04151).
+
+    π_0   imitates the demonstrations
+    each round: π plays each of some instances (exploration step)
+                a new π, from the base on, maximises r · log π of the demonstrations and of all episodes so far
+                whose reward reaches a threshold (learning step)
+
+Differs from the paper: instances are new in each round; a share of the agent's episodes can be drawn.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from minidpo.algorithms.rounds import Exploring
+from minidpo.data.selection import distinct, paid
+from minidpo.experiment import Experiment, Policy
+from minidpo.learning.sft import SFT
+from minidpo.system.ranges import Positive, Share
+
+
+@dataclass(frozen=True)
+class AgentEvol(Exploring):
+    """AgentEvol: each round trains a new policy on demonstrations and own episodes, weighed by their reward."""
+
+    rounds: Positive[int] = 4
+    group: Positive[int] = 1
+    threshold: Share[Positive[float]] = 1.0
+    "least reward of an episode that is imitated"
+    share: Share[Positive[float]] = 1.0
+    "share of the agent's episodes that is drawn of these; the demonstrations are all taken"
+    imitation: SFT = SFT(epochs=1, lr=1e-5)
+
+
+def agentevol(run: Experiment, o: AgentEvol) -> Iterator[Policy]:
+    demonstrations = run.demonstrations(o.demonstrations)
+    policy = run.sft(demonstrations, o.sft)
+    yield policy
+    episodes = list(demonstrations)
+    for _ in range(o.rounds):
+        episodes += run.play(policy, run.instances(o.instances), o.group)
+        imitated = paid(distinct(episodes), o.threshold, o.share, seed=run.seed)
+        policy = run.sft(imitated, o.imitation, weights=[e.reward for e in imitated])
+        yield policy

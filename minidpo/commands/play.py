@@ -1,0 +1,92 @@
+"""collect.py: episodes by an agent or by the scripted experts, one JSON line each."""
+
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import envs
+from minidpo.acting.collect import play_to_file, print_counts
+from minidpo.acting.jobs import make_jobs, split_instances, with_shots
+from minidpo.acting.policies import Sampling, expert_policy, model_policy
+from minidpo.data.episodes import read
+from minidpo.memory.context import Context
+from minidpo.memory.machine import Machine
+from minidpo.model.checkpoint import NANO
+from minidpo.system.ranges import Checked, NotNegative, Positive, Seed
+
+
+@dataclass(frozen=True)
+class CollectCommand(Checked):
+    """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
+
+    model: str = NANO
+    "the base model: folder, hub id, GGUF file, or smollm2"
+    _: KW_ONLY
+    world: str = "miniwob"
+    "the world that is played"
+    policy: Literal["model", "expert"] = "model"
+    "who acts"
+    adapter: Path | None = None
+    "with a model: folder or hub id of a LoRA adapter"
+    tasks: str = "demo"
+    "suites of the world or task names, separated by commas"
+    split: Literal["demos", "rollouts", "validation", "test"] = "rollouts"
+    "which seeds: the splits are disjoint by construction"
+    instances: Positive[int] = 20
+    "instances (seeds) of each task"
+    first: NotNegative[int] = 0
+    "number of the first instance within the split"
+    group: Positive[int | None] = None
+    "episodes of each instance; None: 8, or 1 of an expert, who would do the same again"
+    index: NotNegative[int] = 0
+    "number of the first of them; other numbers are other samples"
+    shots: NotNegative[int] = 0
+    "solved examples of its task before each episode in its prompt"
+    examples: Path | None = None
+    "with shots: demonstrations of these tasks, as collect.py --policy expert writes them"
+    out: Path = Path("runs/rollouts.jsonl")
+    "JSONL file, appended episode by episode; started again, it goes on where it stopped"
+    watch: bool = False
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+    seed: Seed = 1
+    "of all that is random"
+    sampling: Sampling = field(default_factory=Sampling)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if bool(self.shots) != (self.examples is not None):
+            raise ValueError(
+                "shots says how many examples, examples from which file: give both, or neither"
+            )
+        if self.policy == "expert" and self.changed("adapter", "sampling"):
+            raise ValueError(
+                "adapter and sampling are a model's, and an expert is a script: leave them out"
+            )
+
+
+def collect(command: CollectCommand) -> dict:
+    """Play what is asked for. Returns counts: episodes, env_errors, and of each outcome."""
+    context = Context(command.model, envs.world(command.world), command.seed, command.machine)
+    world = context.world
+    world.require(command.watch)
+    tasks = envs.resolve(world, command.tasks)
+    count = dict.fromkeys(tasks, command.instances)
+    instances = split_instances(world, count, command.split, command.first)
+    group = command.group or (1 if command.policy == "expert" else 8)
+    jobs = make_jobs(world, instances, group, command.index)
+    if command.shots:
+        jobs = with_shots(jobs, read(command.examples), command.shots)
+    if command.policy == "expert":
+        policy = expert_policy(context, tasks, watch=command.watch)
+    else:
+        pages = command.machine.page_count(command.watch)
+        policy = model_policy(
+            context, command.adapter, command.sampling, pages=pages, watch=command.watch
+        )
+    title = f"{policy.name} on {command.split}"
+    counts = play_to_file(
+        policy, jobs, command.out, context=context, title=title, watch=command.watch
+    )
+    print_counts(command.out, jobs, counts)
+    return counts

@@ -1,0 +1,91 @@
+"""Micro-batches: the trees of a step, packed into passes of at most so many tokens, shared among processes.
+
+`data` is anything that has `dialogues` and `instances`: preferences or rollouts. A unit is what may not be torn
+apart: a pair of trajectories, or a single one. All units of an instance share a tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from minidpo.data.batch import Batch, batches_within, collate
+from minidpo.data.tree import Group, grow_groups
+from minidpo.memory.machine import Machine
+from minidpo.model.decoder import Transformer
+from minidpo.system.processes import all_gather, rank_parts, refuse_torchrun, sum_over_ranks
+from minidpo.system.tensors import to_device
+
+
+def passes_within(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """This process's passes over trajectories of these lengths, by number, of at most `budget` tokens each."""
+    return rank_parts(batches_within(lengths, budget), lengths)
+
+
+def with_fixed_passes(machine: Machine) -> Machine:
+    """The machine with passes of a fixed size, for dropout: it is drawn a pass at a time, so neither the free
+    memory nor the number of processes may decide how large these are."""
+    refuse_torchrun("dropout is drawn a pass at a time, and would differ")
+    return replace(machine, micro_tokens=machine.pass_tokens())
+
+
+def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> list[Group]:
+    """The trees of data's dialogues and instances. units: pairs or single trajectories, by number."""
+    return grow_groups(
+        units, [dialogue.ids for dialogue in data.dialogues], data.instances, machine.split_above
+    )
+
+
+def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
+    """Trees that are grown already as one batch, on the CPU; weights: as in `data/batch.collate`."""
+    members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
+    return collate(members, *weights, trees=[group.tree for group in groups])
+
+
+def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
+    """Tokens of the largest tree of some of these units; where it goes depth first, of its longest path."""
+    trees = [group.tree for group in instance_trees(data, units, machine)]
+    largest = max(
+        len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
+        for tree in trees
+    )
+    split = len(trees) > len({data.instances[unit[0]] for unit in units})
+    return (
+        max(largest, machine.tree_tokens) if split else largest
+    )  # a step's own units may fill a tree
+
+
+def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
+    """This process's batches of a step's trees, each grown once here."""
+    groups = instance_trees(data, units, machine)
+    lengths = [len(group.tree.ids) for group in groups]
+    budget = machine.pass_tokens()
+    # a tree that goes depth first is alone in its batch
+    packed = batches_within(
+        [n if n <= machine.walk_above else max(n, budget) for n in lengths], budget
+    )
+    return [[groups[g] for g in part] for part in rank_parts(packed, lengths)]
+
+
+@torch.no_grad()
+def over_all(
+    data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights
+) -> Tensor:
+    """What read(batch) gives for all trajectories, lengths[d] numbers for trajectory d; batches are collated
+    with these weights. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
+    device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
+    values = torch.zeros(sum(lengths), device=device)
+    parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
+    for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
+        places = torch.cat(
+            [begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories]
+        )
+        batch = to_device(collate_groups(data, groups, *weights), device)
+        values[to_device(places, device)] = read(batch).to(values.dtype)
+    all_gather(
+        None, phase=True
+    )  # waits as long as the slowest process may take for all of its share
+    sum_over_ranks(values)  # each process has put in its own
+    return values
