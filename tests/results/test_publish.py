@@ -392,20 +392,6 @@ def test_an_adapter_that_the_hub_does_not_have_is_one_line(base, tmp_path, onlin
     assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_is_served_from_the_cache_when_offline(base, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    repository = tmp_path / "models--someone--agent"
-    shutil.copytree(adapter, repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    there, here = (
-        loading.open_policy(str(base), folder, HERE)[0]
-        for folder in (Path("someone/agent"), adapter)
-    )
-    assert fingerprint(there.state_dict()) == fingerprint(here.state_dict())
-
-
 def test_only_adapters_and_merged_models_are_uploaded(base, tmp_path):
     for folder in (tmp_path / "none", base):
         with pytest.raises(ValueError, match=re.escape(str(folder))):
