@@ -76,6 +76,23 @@ def test_an_answer_without_an_action_is_shown_and_changes_nothing(run, env):
     assert (found["turns"][-1]["picture"], found["final"]) == (1, 1)
 
 
+def test_a_frame_is_the_elements_own_box_and_a_place_has_no_size(run, env):
+    run(env.reset("login-user", 4))
+    script = """path => {
+        const { left, top, width, height } = document.querySelector(path).getBoundingClientRect();
+        return [left, top, width, height].map(Math.round);
+    }"""
+    name, button = (run(env._page._tab.evaluate(script, path)) for path in ("#username", "#subbtn"))
+    for action, boxes in (
+        (NAME, [name]),
+        ('DRAG(ref="1", to="3")', [name, button]),
+        ('DRAG(ref="3", x=12, y=34)', [button, [12, 34, 0, 0]]),
+        ('PRESS(key="Tab")', []),
+        ('CLICK(ref="99")', []),
+    ):
+        assert run(env.marks(parse(action))) == boxes
+
+
 # ---- which instances ----
 
 
