@@ -13,7 +13,7 @@ Masks are True where something counts. `logp` is in nats and summed, `mean_logp`
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 (said before anything is imported)
     sys.exit(
         f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup"
     )

@@ -50,7 +50,7 @@ class CollectCommand(Checked):
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     seed: Seed = 1
     "of all that is random"
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
