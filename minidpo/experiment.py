@@ -178,7 +178,7 @@ class Experiment:
 
     def experts(self, instances: Sequence[Instance]) -> list[Episode]:
         """Golden episodes of these instances."""
-        return self._golden("experts", instances)
+        return self._golden("experts", instances) if instances else []
 
     def _golden(self, name: str, instances: Sequence[Instance]) -> list[Episode]:
         return self._play_experts(name, make_jobs(self.world, instances))

@@ -33,16 +33,11 @@ CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "config
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand(Check, ContextOptions):
-    """Check this machine: Python, PyTorch, disk, world, model, memory, GPU; a line for each."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BrowseCommand(Browse, ContextOptions):
     """Let an agent act on a page outside the benchmark, confined to the page's origin."""
 
 
-def run_check(command: CheckCommand) -> None:
+def run_check(command: Check) -> None:
     def need(config: Path) -> Need:
         plans = plans_for(config)
         return Need(plans.peak, plans.limit, plans.setup.cuda)
@@ -63,7 +58,7 @@ BY_HAND: dict[str, tuple[type, Callable]] = {
     "rm": (by_hand.RMCommand, by_hand.run_rm),
     "average": (by_hand.AverageCommand, by_hand.run_average),
     "push": (PushCommand, lambda command: processes.on_rank_0(push, command)),
-    "check": (CheckCommand, run_check),
+    "check": (Check, run_check),
 }
 TRAIN = {**{name: partial(run_named, name) for name in ALGORITHMS}, "run": run_file, "plan": plan}
 
