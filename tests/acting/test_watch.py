@@ -34,7 +34,9 @@ def display(tmp_path, monkeypatch):
     read_end, write_end = os.pipe()
     screen = ["-screen", "0", "800x700x24", "-fbdir", str(tmp_path)]
     server = subprocess.Popen(
-        ["Xvfb", "-displayfd", str(write_end), *screen], pass_fds=[write_end], stderr=subprocess.DEVNULL
+        ["Xvfb", "-displayfd", str(write_end), *screen],
+        pass_fds=[write_end],
+        stderr=subprocess.DEVNULL,
     )
     os.close(write_end)
     with os.fdopen(read_end) as said:
