@@ -1,6 +1,5 @@
 """Rollouts: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
 
-import asyncio
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
@@ -13,7 +12,7 @@ from stairs import JOBS, STEPS, WORLD, Script, Stairs, run
 from envs.protocol import EnvError, Observation
 from minidpo.acting.jobs import Job
 from minidpo.acting.policies import ModelPolicy, Reply, RunningEpisode, Sampling
-from minidpo.acting.rollout import ENV_TRIES, play
+from minidpo.acting.rollout import ENV_TRIES
 from minidpo.data import prompt
 from minidpo.data.batch import batch_logps, collate
 from minidpo.system import processes
@@ -90,16 +89,6 @@ def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
     )  # three tasks, each of them begun by one or two pages
 
 
-def test_the_first_pages_go_to_several_tasks_by_what_is_left_of_each():
-    policy = Script(["next"])
-    run(
-        [Stairs(), Stairs()],
-        [Job(task, seed, 0, 8) for task, many in (("a", 4), ("b", 2)) for seed in range(many)],
-        policy,
-    )
-    assert {job.task for job, _, _ in policy.shown[:2]} == {"a", "b"}
-
-
 @pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
 def test_an_environment_that_fails_and_recovers_leaves_no_trace(moment):
     script = Script(["next"])
@@ -162,12 +151,6 @@ def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
     assert (episode.outcome, episode.reward) == ("limit", 0.0)
     assert [errors for _, _, errors in policy.shown] == [[], [says], [says, says]]
     assert f"error: {says}\npage:\n" in episode_messages(episode)[3].content
-
-
-def test_an_action_that_the_page_cannot_carry_out_costs_a_turn_too():
-    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 2)], Script(["9"]))
-    did = [(turn.action, turn.error) for turn in episode.turns]
-    assert did == [("CLIMB 9", "there is no such step")] * 2 and episode.outcome == "limit"
 
 
 def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
@@ -323,17 +306,6 @@ def test_what_goes_wrong_in_the_model_ends_the_rollout_and_the_policy_can_be_use
         run([Stairs() for _ in range(3)], SHORT, policy)
     policy.sampler.step = step
     assert run([Stairs(n) for n in (0, 50, 50)], SHORT, policy)[0] == sampled
-
-
-def test_what_goes_wrong_while_writing_to_the_file_ends_the_rollout_too(sampled):
-    policy = sampler()
-
-    def full(episode):
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space left"):
-        asyncio.run(play([Stairs() for _ in range(3)], SHORT, policy, full, WORLD))
-    assert run([Stairs() for _ in range(3)], SHORT, policy)[0] == sampled
 
 
 def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled):

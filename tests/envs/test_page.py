@@ -241,13 +241,6 @@ def test_what_cannot_be_done_is_named_and_leaves_the_page_alone(run, env, show, 
     assert run(script(env, "events")) == 0
 
 
-def test_a_calendar_reads_the_same_whether_or_not_the_mouse_has_been_noticed(run, env):
-    run(env.reset("choose-date", 0))
-    seen = run(env.step(Action("CLICK", ref="1"))).text
-    prev = re.search(r'"Prev.*\[(\d+)\]', seen)[1]
-    assert [run(env.step(Action("HOVER", ref=ref))).text for ref in (prev, "1")] == [seen, seen]
-
-
 def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_is_there(run, env):
     """Where the mouse is pressed meanwhile the icon has no size: three in twenty clicks of a busy machine."""
     seen = run(env.reset("social-media", 0)).text
@@ -374,13 +367,6 @@ def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env,
     seen = run(env.step(Action("TYPE", ref="1", text="")))
     assert seen.error is None and "value" not in seen.text
     assert run(script(env, "() => document.querySelector('input').validity.badInput")) is False
-
-
-@pytest.mark.parametrize(
-    "style", ["width: 0; padding: 0; border: 0; height: 20px; min-width: 0", "transform: scaleX(0)"]
-)
-def test_a_date_without_width_hides_no_other_thing(show, style):
-    assert show(f"<input type=date style='{style}'><button>Go</button>")[-1:] == ['button "Go" [1]']
 
 
 @pytest.mark.parametrize(
