@@ -260,7 +260,7 @@ def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tup
     prompts = {side.first_prompt for side in sides}
     order = sorted(prompts, key=lambda prompt: random.Random(f"{seed} {prompt}").random())
     number = max(1, round(share * len(order)))
-    if number == len(order):
+    if number >= len(order):
         raise NothingToLearn(
             f"all {len({side.instance for side in sides})} instances to learn from would be held "
             "out: explore more, whose first pages differ, or lower held_out"
