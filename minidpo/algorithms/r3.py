@@ -15,26 +15,22 @@ except on held-out instances. As in the formula, Σ R_step pays more for a longe
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.values import values_of
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.ppo import PPO, after_last_turn
 from minidpo.learning.rm import RewardModel
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.ranges import NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class R3(Checked):
+class R3(Exploring):
     """PPO on the verdict and on a learned reward of each step."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes for each task"
     rounds: Positive[int] = 2
-    "how often to play, to train the step head anew, and to train the policy"
     instances: Positive[int] = 16
-    "new instances of each task in a round"
     group: Positive[int] = 4
-    "episodes for each instance"
     continuations: Positive[int] = 4
     "episodes that go on from each step, to estimate its value"
     alpha: NotNegative[float] = 1.0
