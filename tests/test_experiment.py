@@ -163,9 +163,7 @@ def test_a_folder_without_stages_is_no_experiment(begin, tmp_path):
             pass
 
 
-def test_the_base_is_read_once_and_again_when_it_changed(
-    begin, shelf_base, tmp_path, monkeypatch
-):
+def test_the_base_is_read_once_and_again_when_it_changed(begin, shelf_base, tmp_path, monkeypatch):
     model = shutil.copytree(shelf_base, tmp_path / "base")
     read, real = [], experiment.file_sha256
     monkeypatch.setattr(experiment, "file_sha256", lambda path: read.append(path) or real(path))
@@ -225,7 +223,9 @@ def test_rounds_seeds_and_splits_share_no_instance(begin, tmp_path):
                 run.instances(1)  # it would be the first of the next seed
             met += [e.instance for e in run.demonstrations(1) + run.demonstrations(1)]
     assert len(met) == 3 * 1002 == len(set(met))
-    kept = {("open-one", seed) for split in ("validation", "test") for seed in run.world.seeds[split]}
+    kept = {
+        ("open-one", seed) for split in ("validation", "test") for seed in run.world.seeds[split]
+    }
     assert not kept & set(met)
     with pytest.raises(ValueError, match="101"), begin(tmp_path / "x", seed=101):
         pass

@@ -63,7 +63,10 @@ def test_patience_ends_the_page_and_without_it_the_page_ends_itself():
 
 def test_nothing_to_learn_after_the_first_policy_ends_the_run_with_what_there_is(capsys):
     found = policies(0.5, 0.6, ends=NothingToLearn("all were solved"))
-    assert [rate for _, rate in found] == [0.5, 0.6] and "all were solved" in capsys.readouterr().out
+    assert [rate for _, rate in found] == [
+        0.5,
+        0.6,
+    ] and "all were solved" in capsys.readouterr().out
     with pytest.raises(NothingToLearn):
         policies(ends=NothingToLearn("none was solved"))
 
