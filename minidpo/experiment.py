@@ -512,7 +512,7 @@ class Experiment:
             stem = name
         path, note = self.folder / f"{stem}{suffix}", self.folder / f"{stem}.json"
         key = as_json({"settings": {**self.common, **settings}, "inputs": inputs})
-        processes.on_rank_0(self._claim, path, note, key)
+        processes.on_rank_0(self._claim, path, note, suffix, key)
         found = read_json(note)
         seconds = found["seconds"]
         if not found["done"]:
@@ -530,7 +530,7 @@ class Experiment:
         self.seconds[kind] = round(self.seconds.get(kind, 0.0) + seconds, 1)
         return path
 
-    def _claim(self, path: Path, note: Path, key: dict) -> None:
+    def _claim(self, path: Path, note: Path, suffix: str, key: dict) -> None:
         """Write the stage's note, unless there is one, or another experiment has the finished stage."""
         if note.is_file():
             found = read_json(note)
@@ -548,17 +548,17 @@ class Experiment:
                     f"--reuse {self.folder} to take what is the same, or delete this stage and what follows"
                 )
             return
-        if self.options.reuse is not None and self._reused(path, note, key):
+        if self.options.reuse is not None and self._reused(path, note, suffix, key):
             return
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"version": VERSION, **key, "done": False, "seconds": 0.0})
 
-    def _reused(self, path: Path, note: Path, key: dict) -> bool:
+    def _reused(self, path: Path, note: Path, suffix: str, key: dict) -> bool:
         for other in sorted(self.options.reuse.rglob("*.json")):
             if not is_note(other):
                 continue
             found = read_json(other)
-            made = other.with_suffix(path.suffix)
+            made = other.with_suffix(suffix)
             if found["done"] and made.exists() and all(found[name] == key[name] for name in key):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 if made.is_dir():

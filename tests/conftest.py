@@ -99,3 +99,11 @@ def env(run):
     run(chromium.__aenter__())
     yield chromium.envs[0]
     run(chromium.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def shelf_base(tmp_path_factory):
+    """A model that opens any box of the toy world. Tests write elsewhere."""
+    import shelf
+
+    return shelf.base(tmp_path_factory.mktemp("shelf") / "base")
