@@ -81,8 +81,8 @@ class Optimizer(Checked):
     "decoupled weight decay"
     clip: Positive[float] = 1.0
     "largest norm of the gradient"
-    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8; muon: one in 4, and orthogonal steps"
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
     save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
     epochs: Positive[float | None] = None

@@ -16,7 +16,6 @@ from torch import nn
 from minidpo.config import Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.muon import Muon
 from minidpo.model.decoder import Transformer
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
@@ -113,13 +112,10 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
 
 
 def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8; or Muon for the
-    adapter and AdamW for the head."""
+    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8."""
     numbers = {"lr": options.lr, "weight_decay": options.weight_decay}
     adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
     rest = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    if options.optimizer == "muon":
-        return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
     return [kind([*adapter, *rest], **numbers)]
 

@@ -59,14 +59,6 @@ def test_an_episode_is_one_line_and_comes_back_as_it_was(episode):
     )  # which does not count when episodes are compared
 
 
-@settings(max_examples=30)
-@given(played=st.lists(episodes, min_size=1, max_size=4, unique_by=lambda e: e.key))
-def test_a_file_holds_what_was_written_in_order(tmp_path_factory, played):
-    path = tmp_path_factory.mktemp("episodes") / "new" / "played.jsonl"
-    write(path, played)
-    assert read(path) == played
-
-
 def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_bytes(tmp_path):
     path = tmp_path / "played.jsonl"
     played = [tiny.episode((), index=i, instruction="naïve") for i in range(3)]
@@ -81,17 +73,6 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
             for episode in played:
                 writer.add(episode)
         assert path.read_bytes() == whole
-
-
-def test_an_empty_line_that_an_editor_left_is_no_episode(tmp_path):
-    path = tmp_path / "played.jsonl"
-    write(path, [tiny.episode(index=n) for n in range(2)])
-    path.write_text(path.read_text().replace("\n", "\n\n"))
-    assert [e.index for e in read(path)] == [0, 1]
-    with Writer(path) as writer:
-        assert len(writer.done) == 2
-        writer.add(tiny.episode(index=2))
-    assert [e.index for e in read_all([path])] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("field", [("note", 1), ("version", 2)])
@@ -195,22 +176,6 @@ def test_a_bad_line_is_named_by_file_and_number_with_what_is_wrong(tmp_path, lin
         assert str(error.value).startswith(f"{path}, line 2: ") and says in str(error.value)
 
 
-def test_fields_that_have_a_default_may_be_missing():
-    record = json.loads(tiny.episode().to_json())
-    for name in ("error", "ids", "logps"):
-        del record["turns"][0][name]
-    del record["sampling"]
-    assert Episode.from_json(json.dumps(record)) == tiny.episode()
-
-
-def test_a_missing_file_and_an_empty_one_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="no such file of episodes"):
-        read(tmp_path / "none.jsonl")
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match="holds no episodes"):
-        read(tmp_path / "empty.jsonl")
-
-
 def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path):
     path = tmp_path / "played.jsonl"
     played = [tiny.episode(index=n) for n in (3, 0, 2, 7, 1)]
@@ -220,19 +185,6 @@ def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path
     before = path.stat().st_mtime_ns
     arrange(path, [tiny.episode(index=n).key for n in range(4)])
     assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "notes.txt"
-    for content in (
-        b"precious",
-        b"one\nprecious",
-        tiny.episode().to_json().encode() + b"\nprecious",
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"notes.txt, line \d"):
-            Writer(path)
-        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -265,30 +217,3 @@ def test_two_cannot_write_to_one_file(tmp_path):
             Writer(path)
     with Writer(path) as writer:
         assert writer.done == {tiny.episode().key}
-
-
-def test_a_file_that_was_replaced_while_somebody_opened_it_is_not_appended_to(
-    tmp_path, monkeypatch
-):
-    """Its last writer had put an ordered copy in its place: lines that went to the old one would be lost."""
-    path = tmp_path / "played.jsonl"
-    path.touch()
-
-    def replaced(file, how, real=fcntl.flock):
-        (tmp_path / "ordered").touch()
-        os.replace(tmp_path / "ordered", path)
-        return real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", replaced)
-    with pytest.raises(ValueError, match="played.jsonl: another process is writing to it"):
-        Writer(path)
-
-
-def test_whoever_keeps_the_error_of_a_refused_file_does_not_keep_its_lock(tmp_path):
-    path = tmp_path / "played.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match="line 1: not an episode") as kept:
-        Writer(path)
-    path.write_text("")
-    with Writer(path) as writer:
-        assert kept and not writer.done

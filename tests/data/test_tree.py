@@ -100,17 +100,6 @@ def test_a_common_beginning_stands_in_the_tree_once(rows):
     assert len(grow([row.ids for row in rows]).ids) == len(beginnings)
 
 
-@given(forests)
-def test_a_token_sees_itself_and_what_stands_before_it_in_its_trajectories_and_nothing_else(rows):
-    tree = grow([row.ids for row in rows])
-    sees = ancestors(torch.tensor([tree.ends]))[0]
-    expected = torch.zeros_like(sees)
-    for path in tree.paths:
-        for t, node in enumerate(path):
-            expected[node, path[: t + 1]] = True
-    assert torch.equal(sees, expected)
-
-
 @given(forests, seeds)
 def test_the_order_of_insertion_does_not_show(rows, seed):
     order = random.Random(seed).sample(range(len(rows)), len(rows))
@@ -135,15 +124,6 @@ def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one
     torch.testing.assert_close(
         gradients(MODEL, together @ pull), gradients(MODEL, apart @ pull), rtol=1e-10, atol=1e-10
     )
-
-
-@few
-@given(forests)
-def test_in_fp32_they_agree_to_1e_5(rows):
-    together, exact = batch_scores(SINGLE, collate([rows])), alone(CALM, rows)
-    torch.testing.assert_close(together.double(), exact, rtol=1e-5, atol=1e-5)
-    ours, wanted = gradients(SINGLE, together.sum()), gradients(CALM, exact.sum())
-    assert (ours.double() - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 @few
@@ -195,30 +175,7 @@ def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, 
     )
 
 
-def test_no_token_of_a_sibling_moves_a_trajectory():
-    """The mask alone keeps them apart: without it the later branch would read the earlier one."""
-    late = Dialogue([1, V - 1, 3], [-1, 0, 0])
-    for other in range(V - 1):
-        pair = collate([[late, Dialogue([1, other, other], late.turns)]])
-        torch.testing.assert_close(batch_scores(MODEL, pair)[:1], alone(MODEL, [late]))
-
-
 # what the agent wrote
-
-
-@given(forests)
-def test_a_batch_names_the_agents_tokens_once_and_the_position_before_each(rows):
-    batch, tree = collate([rows]), grow([row.ids for row in rows])
-    written = {
-        tuple(row.ids[: t + 1]) for row in rows for t, turn in enumerate(row.turns) if turn >= 0
-    }
-    assert len(batch.targets) == len(batch.predict) == len(written)
-    spelled = {}
-    for path in tree.paths:
-        spelled |= {node: tuple(tree.ids[n] for n in path[: t + 1]) for t, node in enumerate(path)}
-    assert {
-        (*spelled[p], t) for p, t in zip(batch.predict.tolist(), batch.targets.tolist())
-    } == written
 
 
 @given(forests)
@@ -240,25 +197,6 @@ def test_second_rows_are_the_means_of_the_trajectories_asked_for(rows, seed):
     assert batch.rows == len(result) == len(rows) + 3
     torch.testing.assert_close(result[: len(rows)], alone(MODEL, rows))
     torch.testing.assert_close(result[len(rows) :], alone(MODEL, rows, "mean")[means])
-
-
-def test_a_tree_without_branches_needs_no_mask_and_says_so():
-    chain, other = Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 4, 3], [-1, 0, 0])
-    assert collate([[chain], [other]]).ends is None
-    assert collate([[chain, Dialogue([1, 2], [-1, 0])]]).ends is None  # one begins the other
-    assert collate([[chain, other]]).ends is not None
-
-
-@few
-@given(forests)
-def test_log_probs_are_those_of_plain_log_softmax(rows):
-    batch = collate([[row] for row in rows])
-    logps = batch_logps(MODEL, batch)
-    plain = []
-    for row in rows:
-        logp = MODEL.head(MODEL(torch.tensor([row.ids])))[0].log_softmax(-1)
-        plain += [logp[t - 1, row.ids[t]] for t, turn in enumerate(row.turns) if turn >= 0]
-    torch.testing.assert_close(logps, torch.stack(plain))
 
 
 # budgets
@@ -299,16 +237,6 @@ def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_t
         assert group.tree == grow([rows[t].ids for t in group.trajectories])
 
 
-@given(st.lists(st.integers(1, 90), max_size=12), st.integers(0, 180))
-def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(
-    lengths, budget
-):
-    packed = batches_within(lengths, budget)
-    assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
-    for batch in packed:
-        assert len(batch) == 1 or len(batch) * row_length(max(lengths[i] for i in batch)) <= budget
-
-
 def test_rows_have_few_lengths_and_the_tree_that_fills_none_of_them_is_read_as_by_itself():
     assert [row_length(n) for n in range(1, 35)] == [*range(1, 33), 34, 34]
     lengths = {row_length(n) for n in range(200, 3000)}
@@ -321,12 +249,6 @@ def test_rows_have_few_lengths_and_the_tree_that_fills_none_of_them_is_read_as_b
     assert batch.tokens == 53 and batch.ids.shape == (1, 54)
     for walk_above in (sys.maxsize, 0):
         torch.testing.assert_close(batch_scores(MODEL, batch, walk_above), alone(MODEL, rows))
-
-
-def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
-    assert batches_within([5, 1, 3], 15) == [[1, 2, 0]]
-    assert batches_within([5, 1, 3], 1) == [[1], [2], [0]]
-    assert batches_within([], 9) == [] and grow_groups([], [], [], 9) == []
 
 
 def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
