@@ -1,18 +1,16 @@
 """What is written is read back, a torn line is the only damage, and a bad one is named."""
 
-import fcntl
 import json
 import math
-import os
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read, read_all
+from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read
 
 KEY = 'PRESS(key="ArrowRight")'
 texts = st.one_of(
@@ -75,18 +73,6 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("field", [("note", 1), ("version", 2)])
-def test_a_whole_last_line_that_is_no_episode_is_refused_and_kept(tmp_path, field):
-    path = tmp_path / "played.jsonl"
-    write(path, [tiny.episode()])
-    with open(path, "a") as file:
-        file.write(json.dumps(json.loads(tiny.episode(index=1).to_json()) | dict([field])))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="played.jsonl, line 2: "):
-        Writer(path)
-    assert path.read_bytes() == before
-
-
 @given(
     st.lists(
         st.tuples(
@@ -135,45 +121,38 @@ def without(name):
 
 
 @pytest.mark.parametrize(
-    "line, says",
+    "line",
     [
-        (b'{"task": "cli"', "not JSON (Expecting ',' delimiter, column"),
-        (b'{"task": "\xff"}', "can't decode byte 0xff"),
-        (b"[]", "not an episode of format version 1"),
-        (changed(version=2), "not an episode of format version 1"),
-        (without("seed"), "episode: 'seed' is missing"),
-        (changed(seed="1"), "episode: 'seed' should be int, got '1'"),
-        (changed(seed=True), "episode: 'seed' should be int, got True"),
-        (changed(reward=None), "episode: 'reward' should be float or int, got None"),
-        (changed(turns={}), "episode: 'turns' should be list, got {}"),
-        (changed(turns=[3]), "turn 0 is not a JSON object"),
-        (changed(colour="red"), "episode: unknown field 'colour'"),
-        (turn(answer=None), "turn 0: 'answer' should be str, got None"),
-        (turn(action=4), "turn 0: 'action' should be null or str, got 4"),
-        (turn(ids=5), "turn 0: 'ids' should be null or list, got 5"),
-        (turn(taste="sweet"), "turn 0: unknown field 'taste'"),
-        (turn(ids=["x"]), "turn 0: 'ids' should hold a token id, got 'x'"),
-        (turn(ids=[-1]), "turn 0: 'ids' should hold a token id, got -1"),
-        (turn(logps=[math.nan]), "turn 0: 'logps' should hold a number, got nan"),
-        (changed(reward=math.inf), "episode: 'reward' should hold a number, got inf"),
-        (turn(logps=[None]), "turn 0: 'logps' should hold a number, got None"),
-        (changed(reward=10**400), "episode: 'reward' should hold a number, got 1000"),
-        (turn(answer="a\ud800"), "turn 0: 'answer' should hold text, got 'a\\ud800'"),
-        (changed(shots=[1]), "episode: 'shots' should hold text, got 1"),
-        (
-            changed(outcome="Solved"),
-            "'outcome' should be solved, failed, limit or stopped, got 'Solved'",
-        ),
-        (b"[" * 100_000, "not JSON (nested too deep)"),
+        b'{"task": "cli"',
+        b'{"task": "\xff"}',
+        b"[]",
+        b"[" * 100_000,
+        changed(version=2),
+        without("seed"),
+        changed(seed=True),
+        changed(reward=None),
+        changed(reward=math.inf),
+        changed(reward=10**400),
+        changed(outcome="Solved"),
+        changed(turns=[3]),
+        changed(colour="red"),
+        changed(shots=[1]),
+        turn(answer=None),
+        turn(answer="a\ud800"),
+        turn(action=4),
+        turn(ids=[-1]),
+        turn(logps=[math.nan]),
+        turn(taste="sweet"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number_with_what_is_wrong(tmp_path, line, says):
+def test_a_bad_line_is_named_by_file_and_number_and_left_alone(tmp_path, line):
     path = tmp_path / "played.jsonl"
-    path.write_bytes(tiny.episode().to_json().encode() + b"\n" + line + b"\n")
+    path.write_bytes(before := tiny.episode().to_json().encode() + b"\n" + line + b"\n")
     for use in (read, Writer):
         with pytest.raises(ValueError) as error:
             use(path)
-        assert str(error.value).startswith(f"{path}, line 2: ") and says in str(error.value)
+        assert str(error.value).startswith(f"{path}, line 2: ") and "\n" not in str(error.value)
+    assert path.read_bytes() == before
 
 
 def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path):

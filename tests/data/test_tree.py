@@ -3,6 +3,7 @@
 import copy
 import random
 import sys
+from itertools import pairwise
 
 import pytest
 import tiny
@@ -10,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.batch import batch_logps, batch_scores, batches_within, collate
+from minidpo.data.batch import batch_scores, collate
 from minidpo.data.prompt import check_trajectories
-from minidpo.data.tree import ancestors, grow, grow_groups
+from minidpo.data.tree import grow, grow_groups
 from minidpo.memory import lora
 from minidpo.memory.machine import row_length
 from minidpo.memory.recompute import switch
@@ -31,7 +32,6 @@ CALM = copy.deepcopy(
 )  # weights as small as trained ones, or rounding itself would be louder than 1e-5
 for weight in CALM.parameters():
     weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)
-SINGLE = copy.deepcopy(CALM).float()
 
 
 def trajectories(seed, n, alphabet=3, longest=12):
@@ -73,13 +73,12 @@ def alone(model, rows, score="sum", gamma=None):
     for row in rows:
         logp = model.head(model(torch.tensor([row.ids])))[0].log_softmax(-1)
         own = [t for t, turn in enumerate(row.turns) if turn >= 0]
-        phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype) if score == "dmpo" else None
-        weights = {
-            "sum": lambda t: 1.0,
-            "mean": lambda t: 1 / len(own),
-            "dmpo": lambda t: phi[row.turns[t]],
-        }[score]
-        result.append(sum(weights(t) * logp[t - 1, row.ids[t]] for t in own))
+        if score == "dmpo":
+            phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype)
+            weights = [phi[row.turns[t]] for t in own]
+        else:
+            weights = [1 / len(own) if score == "mean" else 1.0] * len(own)
+        result.append(sum(w * logp[t - 1, row.ids[t]] for w, t in zip(weights, own)))
     return torch.stack(result)
 
 
@@ -216,7 +215,7 @@ def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_
         return len(grow([ids[t] for i in part for t in units[i]]).ids)
 
     assert all(len(part) == 1 or size(part) <= budget for part in parts)
-    for part, following in zip(parts, parts[1:]):  # and no tree is closed too early
+    for part, following in pairwise(parts):  # and no tree is closed too early
         assert size([*part, following[0]]) > budget
 
 

@@ -1,6 +1,5 @@
 """NF4: the published levels, the nearest of them, and matrices that are expanded one at a time."""
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
-from minidpo.laws import code
-from minidpo.laws.ours import nf4 as nf4_code
 from minidpo.memory import frozen, nf4
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
 from minidpo.memory.nf4 import (
@@ -118,16 +115,6 @@ def test_the_levels_are_the_published_ones_bit_for_bit():
 def test_the_levels_are_those_of_bitsandbytes():
     functional = pytest.importorskip("bitsandbytes").functional
     assert torch.equal(functional.get_4bit_type("nf4", device="cpu"), code_book())
-
-
-@pytest.mark.parametrize(
-    "law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4), ids=lambda law: law.__name__
-)
-def test_without_double_quantisation_nf4_keeps_the_laws_of_a_4_bit_code(law):
-    law(nf4_code)
-
-
-# law 19: what is quantised stays
 
 
 @given(seeds, shapes)

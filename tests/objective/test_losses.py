@@ -18,7 +18,6 @@ from minidpo.objective.losses import (
 )
 from minidpo.objective.scores import dmpo_weights, scores, sum_weights, turn_weights
 
-
 logps = st.floats(-1000, 0)
 quadruples = st.tuples(logps, logps, logps, logps)
 betas = st.floats(1e-3, 5)
