@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.learning.trainer import _restore, _state
 from minidpo.memory import adamw8bit
 from minidpo.memory.adamw8bit import (
     BLOCK,
@@ -21,7 +20,6 @@ from minidpo.memory.adamw8bit import (
     quantise,
     state_bytes,
 )
-from minidpo.system.run_folder import RunFolder
 
 SIGNED, UNSIGNED = adamw8bit.maps(torch.device("cpu"))
 seeds = st.integers(0, 2**32 - 1)
@@ -175,10 +173,10 @@ def test_over_the_steps_a_number_is_rounded_to_itself_on_average(seed, first):
     decoded = torch.stack(
         [
             dequantise(*quantise(x, SIGNED, step * GOLDEN % 1), SIGNED)
-            for step in range(first, first + 500)
+            for step in range(first, first + 200)
         ]
     )
-    assert ((decoded.double().mean(0) - x).abs() <= 0.01 * 0.9 / 64 * x.abs().max()).all()
+    assert ((decoded.double().mean(0) - x).abs() <= 0.02 * 0.9 / 64 * x.abs().max()).all()
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -224,7 +222,7 @@ def test_a_small_tensor_follows_torchs_adamw_bit_for_bit(seed, n, weight_decay):
 def test_the_second_step_is_torchs_with_moments_that_are_rounded_once(seed, n):
     """m and v of step 1 by hand, rounded as `quantise` does, then AdamW's equation for t = 2 in fp64."""
     one, two = gradients(seed, n, steps=2)
-    path, opt = walk(AdamW8bit, torch.zeros(n), [one, two], lr=1.0, weight_decay=0.0)
+    path, _ = walk(AdamW8bit, torch.zeros(n), [one, two], lr=1.0, weight_decay=0.0)
     m = dequantise(*quantise(0.1 * one, SIGNED, GOLDEN), SIGNED).double()
     root = dequantise(*quantise((0.001 * one**2).sqrt(), UNSIGNED, GOLDEN), UNSIGNED).double()
     m, v = 0.9 * m + 0.1 * two, 0.999 * root**2 + 0.001 * two.double() ** 2
@@ -244,11 +242,11 @@ def test_a_zero_gradient_from_the_start_is_pure_decay_and_leaves_no_moment(seed,
     assert all((moment == 0).all() for moment in moments(opt))
 
 
-@pytest.mark.parametrize("quiet", [0.3, 0.03, 0.01, 0.001, 0.0001])
+@pytest.mark.parametrize("quiet", [0.3, 0.001])
 def test_a_weight_whose_gradient_ends_comes_to_rest_beside_loud_ones(quiet):
-    """AdamW goes on by Σ 0.9ⁱ, some 10 lr. Moments to the nearest level: by 15, 43, 146, 230 and 424 lr in
-    these 500 steps, and no end, because a tenth less of a small moment is nearest to its old level."""
-    grads = [torch.full((SMALLEST,), quiet if step < 20 else 0.0) for step in range(520)]
+    """AdamW goes on by Σ 0.9ⁱ, some 10 lr. Moments to the nearest level: by 15 and 230 lr in
+    500 steps, and no end, because a tenth less of a small moment is nearest to its old level."""
+    grads = [torch.full((SMALLEST,), quiet if step < 20 else 0.0) for step in range(320)]
     for grad in grads:
         grad[::BLOCK] = 1.0
     path, _ = walk(AdamW8bit, torch.zeros(SMALLEST), grads, lr=1.0, weight_decay=0.0)
@@ -307,12 +305,9 @@ def quadratic(seed, n=8192):
     return n, loss, lambda p, g: curvature * (p.detach() - target + torch.randn(n, generator=g))
 
 
-@pytest.mark.parametrize("problem", [quadratic, logistic])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_after_500_steps_it_is_within_a_tenth_of_the_way_of_fp32_adamw(problem, seed):
-    """Measured: 0.040 and 0.041 of the way (quadratic), 0.084 and 0.087 (logistic), 0.5 - 2.2 % of the loss.
-    To the nearest level 0.044, 0.041, 0.069 and 0.070, but if v is kept and not its root 0.2 (quadratic)."""
-    n, loss, gradient = problem(seed)
+def test_after_500_steps_it_is_within_a_tenth_of_the_way_of_fp32_adamw():
+    """Measured: 0.040 of the way, 0.5 - 2.2 % of the loss. If v is kept and not its root: 0.2."""
+    n, loss, gradient = quadratic(seed=0)
     ends = []
     for optimizer in (torch.optim.AdamW, AdamW8bit):
         p, g = nn.Parameter(torch.zeros(n)), torch.Generator().manual_seed(7)
@@ -375,6 +370,34 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 # saved and taken up again
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_is_loaded_goes_on_as_its_owner_and_is_a_copy(dtype):
+    grads, start = gradients(1, 5000, steps=9), torch.zeros(5000, dtype=dtype)
+    whole, _ = walk(AdamW8bit, start, grads)
+    path, opt = walk(AdamW8bit, start, grads[:4])
+    p = nn.Parameter(path[-1].clone())
+    taken_up = AdamW8bit([p], lr=0.01)
+    taken_up.load_state_dict(opt.state_dict())
+    (kept,) = opt.state.values()
+    before = kept["m_codes"].clone()
+    for grad in grads[4:]:
+        p.grad = grad.to(dtype)
+        taken_up.step()
+    assert torch.equal(p, whole[-1]) and torch.equal(kept["m_codes"], before)
+
+
+@pytest.mark.parametrize("other, n", [(torch.optim.AdamW, 5000), (AdamW8bit, 5001)])
+def test_a_state_of_another_optimizer_or_model_is_refused_and_nothing_changes(other, n):
+    _, opt = walk(AdamW8bit, torch.zeros(5000), gradients(1, 5000, steps=2))
+    _, wrong = walk(other, torch.zeros(n), gradients(2, n, steps=2))
+    (kept,) = opt.state.values()
+    before = {name: torch.as_tensor(value).clone() for name, value in kept.items()}
+    with pytest.raises(ValueError, match="8-bit AdamW"):
+        opt.load_state_dict(wrong.state_dict())
+    (kept,) = opt.state.values()
+    assert all(torch.equal(torch.as_tensor(kept[name]), before[name]) for name in before)
 
 
 # beside others

@@ -1,23 +1,17 @@
 """A GGUF file's blocks as the frozen base: the same numbers as when they are written out, in fewer bytes."""
 
-from dataclasses import replace
-
 import gguf
 import numpy as np
 import pytest
 import torch
 from test_families import CASES, write_gguf
 
-from minidpo.config import LoopCommand
-from minidpo.learning.plan_loop import plan_loop
-from minidpo.loop import Loop
-from minidpo.memory import lora, plan
-from minidpo.memory.advice import savings
+from minidpo.memory import lora
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import Load, acting_plan, meta_model, setup_of, step_plan, weights_of
+from minidpo.memory.plan import weights_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import ggml
 from minidpo.model.checkpoint import load

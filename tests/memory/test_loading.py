@@ -8,16 +8,12 @@ import pytest
 import tiny
 import torch
 
-from minidpo.config import LoopCommand
-from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.reference import identity
 from minidpo.memory import loading, lora
 from minidpo.memory import machine as machines
 from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
-from minidpo.memory.plan import sft_load
 from minidpo.model import checkpoint
 from minidpo.system.tensors import fingerprint
 

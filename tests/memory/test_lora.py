@@ -2,13 +2,11 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minidpo.learning.training_run import adapter_sha256

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minidpo.config import LoopCommand
-from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory.machine import (
     CUDA_CONTEXT,
     GIB,
     Machine,
     container_free,
     device_and_dtype,
-    device_of,
     limit_allocator,
     memory_limit,
 )

@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.memory import lora, packing
-from minidpo.memory.frozen import FrozenLinear
-from minidpo.memory.lora import LoRAConfig
+from minidpo.memory import packing
 from minidpo.memory.machine import multiplies_bfloat16
-from minidpo.memory.nf4 import NF4Matrix
 from minidpo.memory.packing import Packed, can_pack, pack
 
 sizes = st.integers(1, 70)

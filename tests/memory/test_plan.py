@@ -12,21 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.config import LoopCommand, PlanCommand
 from minidpo.data.batch import batch_scores, collate
-from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory import advice, lora, nf4, plan
+from minidpo.memory import advice, lora, plan
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.advice import acting_verdict, longest, require_step, verdict
+from minidpo.memory.advice import longest
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (
-    CUDA_CONTEXT,
     GIB,
     MIB,
     Machine,
     memory_now,
-    multiplies_bfloat16,
     row_length,
 )
 from minidpo.memory.plan import (
@@ -36,8 +32,6 @@ from minidpo.memory.plan import (
     Load,
     Setup,
     acting_plan,
-    acting_setup,
-    setup_of,
     step_plan,
 )
 from minidpo.memory.quantised import quantise_layout
@@ -45,7 +39,6 @@ from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
-from minidpo.system.command_line import parse
 from minidpo.system.tensors import to_device
 
 ROOT = Path(__file__).parents[2]
@@ -153,14 +146,10 @@ from minidpo.memory import recompute as recomputing
 from minidpo.model import checkpoint
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.plan import Load, Setup, step_plan
-from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
-from minidpo.system.command_line import parse
-from minidpo.config import LoopCommand
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.loading import open_model
 from minidpo.memory.machine import Machine, memory_now
-from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.memory.quantised import load_quantised
 from minidpo.data.batch import batch_scores, collate
 
@@ -212,11 +201,12 @@ def checkpoints(tmp_path_factory):
     "quantize, dtype, recompute, optimizer, rows, length",
     [
         (None, "float32", True, "adamw8bit", 1, 256),
-        pytest.param("nf4", "float32", True, "adamw", 1, 256, marks=pytest.mark.slow),
-        pytest.param(None, "float32", False, "adamw", 2, 192, marks=pytest.mark.slow),
-        pytest.param("nf4", "bfloat16", True, "adamw8bit", 2, 256, marks=pytest.mark.slow),
+        ("nf4", "float32", True, "adamw", 1, 256),
+        (None, "float32", False, "adamw", 2, 192),
+        ("nf4", "bfloat16", True, "adamw8bit", 2, 256),
     ],
 )
+@pytest.mark.slow
 def test_the_plan_and_the_measured_peak_lie_within_5_percent(
     checkpoints, tmp_path, quantize, dtype, recompute, optimizer, rows, length
 ):

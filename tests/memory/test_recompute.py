@@ -1,15 +1,11 @@
 """Gradient checkpointing gives the same gradients bit for bit, and keeps less."""
 
-import weakref
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.memory import lora, recompute
 from minidpo.model.decoder import ModelConfig, Transformer
-from minidpo.model.kvcache import KVCache
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)

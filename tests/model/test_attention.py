@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidpo.data.tree import ancestors, grow
 from minidpo.model import attention
-from minidpo.model.attention import additive_mask, attend, prepared, query_blocks
+from minidpo.model.attention import attend, query_blocks
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 2)
@@ -85,7 +85,7 @@ def test_without_a_mask_the_blocks_are_causal(seed, shape):
 def test_what_no_query_of_a_block_sees_is_not_read(seed, branches, T):
     """A mask would multiply: 0 times not-a-number is not a number."""
     mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
-    q, k, v, grad = numbers(generator, 1, 2, 1, *mask.shape[1:])
+    q, k, v, _ = numbers(generator, 1, 2, 1, *mask.shape[1:])
     seen = mask[0, -1]  # by the last branch's end
     first = len(seen) - (len(seen) % 4 or 4)  # of its block
     unseen = ~mask[0, first:].any(0)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from minidpo.model.checkpoint import load, save
-from minidpo.model.decoder import MLP, ModelConfig, RMSNorm, Transformer, rotary_angles, rotate
-from minidpo.model.kvcache import KVCache
+from minidpo.model.decoder import ModelConfig, RMSNorm, Transformer, rotary_angles, rotate
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)

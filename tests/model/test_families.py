@@ -1,24 +1,21 @@
 """Llama, Llama 3, Qwen2 and Qwen3 compute what transformers computes, from folders and from GGUF files."""
 
-import contextlib
 import importlib.util
 import json
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import tiny
 import torch
 
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
-from minidpo.memory.quantised import load_quantised
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load, locate, read_config, save
 from minidpo.model.decoder import RopeScaling, stretched
-from minidpo.model.gguf_file import NAMES, SPLITS
+from minidpo.model.gguf_file import NAMES
 from minidpo.results.publish import export_merged
 from minidpo.system.tensors import write_weights
 
@@ -60,7 +57,7 @@ def test_logits_are_those_of_transformers(family):
 
 
 def test_what_is_saved_is_read_as_it_was(family, tmp_path):
-    folder, case = family
+    folder, _ = family
     model = load(folder, torch.float32)
     save(model, tmp_path / "again")
     again = load(tmp_path / "again")

@@ -4,11 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.memory.machine import memory_now
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.model.kvcache import KVCache, attend_rows
 

@@ -7,17 +7,14 @@ from unittest import mock
 import pytest
 import tiny
 import torch
-import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.machine import multiplies_bfloat16
-from minidpo.memory.packing import Packed, can_pack, pack
-from minidpo.model import checkpoint, guesses, kvcache, sampling, step_graphs
-from minidpo.model.attention import additive_mask
+from minidpo.memory.packing import can_pack, pack
+from minidpo.model import checkpoint, sampling, step_graphs
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.model.guesses import LONGEST, Guesses
