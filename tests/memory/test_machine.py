@@ -37,16 +37,6 @@ def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     assert device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
 
 
-def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
-    )
-    with pytest.raises(ValueError, match="does not compute in bfloat16.* --machine.dtype float32"):
-        device_and_dtype(Machine(device="cuda"))
-    assert device_and_dtype(Machine(device="cuda", dtype="float32"))[1] == torch.float32
-
-
 def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
     with pytest.raises(ValueError, match="from a GPU to the host, but this runs on a CPU"):
         device_and_dtype(replace(HERE, recompute=True, offload=True))

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
-from minidpo.memory import frozen, nf4
-from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
+from minidpo.memory import nf4
+from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.nf4 import (
     BLOCK,
     GROUP,
@@ -190,12 +189,6 @@ def test_in_tiles_the_bits_are_those_of_all_at_once(tile, dtype, monkeypatch):
         assert torch.equal(matrix.dense(), before)
 
 
-@pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
-def test_a_matrix_that_is_a_view_with_strides_is_quantised_as_its_copy(kind):
-    weight = torch.randn(50, 70, generator=generator()).t()
-    assert same(kind.encode(weight), kind.encode(weight.contiguous()))
-
-
 def test_quantising_holds_no_second_copy_of_the_codes(monkeypatch):
     """Of tensors as large as the codes there is one, the codes: a list of pieces would have to be joined."""
     monkeypatch.setattr(nf4, "TILE", 2**12)
@@ -228,28 +221,6 @@ def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
     assert {name: (part.shape, part.dtype) for name, part in kind.encode(weight).items()} == {
         name: (part.shape, part.dtype) for name, part in matrix.named_buffers()
     }
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no C compiler\nPlease"), OSError("no gcc")])
-def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(
-    error, monkeypatch, capsys
-):
-    def broken(*trial):
-        raise error
-
-    monkeypatch.setattr(frozen, "find_spec", lambda name: True)
-    cuda = SimpleNamespace(device=torch.device("cuda"))  # what is read of a tensor there
-    assert one_kernel(broken, cuda) is one_kernel(broken, cuda) is None
-    told = capsys.readouterr().out
-    assert (
-        told.count("\n") == 1
-        and "take several kernels" in told
-        and str(error).split("\n")[0] in told
-    )
-    assert one_kernel(print, cuda) is print
-    assert one_kernel(len, cuda, compiler=lambda function: repr) is repr
-    assert one_kernel(len, SimpleNamespace(device=torch.device("cpu"))) is None
-    frozen._kernels.clear()
 
 
 INTERPRETED = """

@@ -31,7 +31,6 @@ from minidpo.memory.plan import (
     FusedAttention,
     Load,
     Setup,
-    acting_plan,
     step_plan,
 )
 from minidpo.memory.quantised import quantise_layout
@@ -319,38 +318,6 @@ def test_a_plan_costs_no_memory():
     before = memory_now()
     step_plan(seven(), Load(1, 2048, 2048))
     assert memory_now() - before < 200 * MIB
-
-
-def test_agents_at_work_keep_what_the_sampler_keeps():
-    """Keys and values of 8 episodes of 1,000 tokens: 28 layers, 4 heads of 128, two of them, 2 bytes; half as
-    much again, and while it grows the old values. While pages are read, a layer's for each of 28 heads."""
-    plan = acting_plan(seven(replace(LAPTOP, pages=8)), 1000)
-    kv = 8 * 1000 * 28 * 4 * 128 * 2 * 2
-    assert (
-        plan.held["keys and values"] == 1.5 * kv
-        and 2 * plan.phases["keys and values, growing"] == kv
-    )
-    assert plan.phases["one block, reading"] > kv / 28 * 28 / 4
-    assert plan.held["adapter, weights"] > 0 and plan.peak < 7.6 * GIB
-    full = acting_plan(seven(Machine(device="cuda", pages=8)), 1000)
-    assert full.held["adapter, weights"] == 0  # merged
-    assert full.held["blocks, weights"] > 3.5 * plan.held["blocks, weights"]
-
-
-def test_without_micro_tokens_a_gpu_takes_the_most_that_fits_and_a_cpu_768():
-    assert plan.dpo_load(Machine(micro_tokens=8192)) == Load(4, 2048, 8192)
-    given = setup(cuda=True)
-
-    def chosen(limit, given=given):
-        return advice.with_micro_tokens(given, plan.sft_load, limit).machine.micro_tokens
-
-    for tokens in (8192, 2048):
-        peak = step_plan(given, plan.sft_load(Machine(micro_tokens=tokens))).peak
-        assert (
-            chosen(peak / 0.899) == tokens and chosen(peak / 0.901) == tokens / 2
-        )  # a tenth is left
-    assert chosen(0) == chosen(1e15, setup()) == 768
-    assert chosen(0, given._replace(machine=Machine(micro_tokens=5000))) == 5000
 
 
 # what it says

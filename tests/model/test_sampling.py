@@ -16,7 +16,6 @@ from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.packing import can_pack, pack
 from minidpo.model import checkpoint, sampling, step_graphs
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Transformer
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
@@ -151,18 +150,6 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     assert [answers[row] for row in range(len(sizes))] == expected
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says(nano):
-    """All rows lie in one memory, as wide as the longest needs: how wide must not show in the others."""
-    requests = {
-        size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)
-    }
-    for own in (250, 310, 500):
-        (alone,) = generate(nano, [requests[own]], STOP)
-        for other in requests:
-            assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
-
-
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def nano(request):
     """The shipped model as it acts: packed."""
@@ -263,25 +250,6 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         assert steps == longest
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_what_has_been_said_once_takes_two_passes():
-    requests = requests_of(5, [6, 9], budget=12)
-    sampler, passes = Sampler(PACKED, 2, -1), []
-
-    def forward(*args, **kwargs):
-        passes.append(args)
-        return Transformer.forward(PACKED, *args, **kwargs)
-
-    with mock.patch.object(PACKED, "forward", forward):
-        for expected in (
-            2 + 11,
-            2,
-        ):  # two prompts and a token each; then eight: the first has no guess
-            passes.clear()
-            all_of(sampler, requests)
-            assert len(passes) == expected
-
-
 class Replayed(StepGraphs):
     """A recording as a CPU can make one: it runs the step again, and leaves the result in the same tensor."""
 
@@ -328,18 +296,6 @@ def test_prompts_read_together_and_replayed_steps_say_the_same(seed, sizes, budg
             assert answer.logps == pytest.approx(other.logps, abs=1e-9)
 
 
-def test_a_step_is_recorded_once_for_so_many_columns(monkeypatch):
-    monkeypatch.setattr(step_graphs, "COLUMNS", 16)
-    sampler = as_on_a_gpu(EXACT, 2)
-    sampler.stop = -1
-    sampler.ask(0, requests_of(5, [10], budget=30)[0])
-    columns = []
-    for _ in range(25):
-        sampler.step()
-        columns.append(sampler.cache.columns)
-    assert columns == [16] * 6 + [32] * 16 + [48] * 3 and sampler.graphs.records == 3
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("more", [3, 10])
 def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more):
@@ -366,35 +322,6 @@ def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
 
 
-def test_a_row_that_has_finished_takes_the_next_request_at_once():
-    budgets = [5, 1, 3, 2, 4, 1, 1, 3]
-    requests = [Request(r.ids, r.uniforms[:n]) for r, n in zip(requests_of(4, [2] * 8), budgets)]
-    answers = []
-    shapes = read_sizes(lambda: answers.extend(generate(MODEL, requests, -1, max_rows=2)))
-    assert [len(answer.ids) for answer in answers] == budgets
-    # (rows, new tokens) of each pass: a prompt has two, a step one for each row that goes on writing
-    assert shapes == [
-        (1, 2),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (2, 1),
-        (2, 1),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 1),
-    ]
-
-
 @few
 @given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
@@ -415,22 +342,6 @@ def draws(logits, n=400, temperature=1.0, top_p=1.0):
     return (
         torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
     )
-
-
-def test_each_row_can_have_a_temperature_of_its_own():
-    g = torch.Generator().manual_seed(5)
-    logits, u = torch.randn(60, V, generator=g), torch.rand(60, generator=g, dtype=torch.float64)
-    several = torch.tensor([0.0, 0.5, 1.0, 2.0] * 15)
-    expected = [
-        pick(logits[n : n + 1], u[n : n + 1], several[n].item(), 0.8).item() for n in range(60)
-    ]
-    assert pick(logits, u, several, 0.8).tolist() == expected
-    assert len({tuple(pick(logits, u, t, 0.8).tolist()) for t in (0.0, 0.5, 1.0, 2.0)}) == 4
-    requests = [
-        r._replace(temperature=t) for r, t in zip(requests_of(1, [5] * 4), (0.0, 0.5, 1.0, 2.0))
-    ]
-    answers = generate(EXACT, requests, STOP, 3.0)
-    assert ids_of(answers) == [plain(EXACT, r, r.temperature)[0] for r in requests]
 
 
 @given(seeds, st.integers(1, 9), st.floats(0.2, 5.0))

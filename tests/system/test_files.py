@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from minidpo.system.files import read_json, replacing, temporary_beside, write_json, write_text
 from minidpo.system.tensors import fingerprint, write_weights
 
-ROOT = Path(__file__).parents[2]
 DTYPES = (
     torch.float32,
     torch.bfloat16,

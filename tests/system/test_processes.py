@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -226,36 +225,6 @@ def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_numb
     for name, tensor in toy.adapter(run).items():
         torch.testing.assert_close(tensor, toy.adapter(tmp_path / "one")[name], rtol=0, atol=1e-5)
     assert len(records(run)) == 30
-
-
-@pytest.mark.slow
-def test_torchrun_ends_a_run_that_lost_a_process_and_goes_on_to_the_same_bytes(folder, tmp_path):
-    def torchrun(out):
-        script = tmp_path / "train.py"
-        script.write_text(command("train_long")[1])
-        words = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        return subprocess.Popen(
-            [sys.executable, "-m", *words, script, folder, out],
-            cwd=ROOT,
-            text=True,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert torchrun(whole).communicate() and (whole / "done").is_file()
-    process = torchrun(killed)
-    log = killed / "metrics.jsonl"
-    wait_for(lambda: log.is_file() and log.read_bytes().count(b"\n") > 5)
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
-    os.kill(int(ranks.stdout.split()[1]), signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0 and processes.GO_ON in err
-    assert torchrun(killed).communicate() and (killed / "done").is_file()
-    assert toy.adapter(killed).keys() == toy.adapter(whole).keys()
-    for name, tensor in toy.adapter(killed).items():
-        assert torch.equal(tensor, toy.adapter(whole)[name])
 
 
 @pytest.mark.slow

@@ -167,22 +167,6 @@ def test_neither_library_is_imported_unless_it_is_asked_for(tmp_path, monkeypatc
     }
 
 
-def test_the_parts_of_a_loop_are_runs_inside_its_run(client, tmp_path):
-    config = {**CONFIG, "track": "mlflow"}
-    RunFolder(tmp_path / "loop", config).begin()
-    for part in ("sft", "round-1/dpo"):
-        RunFolder(tmp_path / "loop" / part, config).begin()
-    RunFolder(tmp_path / "alone", config).begin()
-    outer, sft, dpo, alone = runs(client)
-    assert [run.data.tags.get("mlflow.parentRunId") for run in (outer, sft, dpo, alone)] == [
-        None,
-        outer.info.run_id,
-        outer.info.run_id,
-        None,
-    ]
-    assert (sft.info.run_name, dpo.info.run_name) == ("sft", "round-1/dpo")
-
-
 def events(folder):
     """What TensorBoard reads in a folder of event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
