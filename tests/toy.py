@@ -6,23 +6,13 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from minidpo.acting import collect
-from minidpo.config import (
-    DPO,
-    GRPO,
-    PPO,
-    SFT,
-    CollectCommand,
-    DPOCommand,
-    GRPOCommand,
-    PPOCommand,
-    SFTCommand,
-)
+from minidpo.commands import by_hand
+from minidpo.commands.play import CollectCommand, collect
 from minidpo.data.episodes import Writer
-from minidpo.learning import dpo as dpo_learner
-from minidpo.learning import grpo as grpo_learner
-from minidpo.learning import ppo as ppo_learner
-from minidpo.learning import sft as sft_learner
+from minidpo.learning.dpo import DPO
+from minidpo.learning.policy_gradient import PolicyGradient
+from minidpo.learning.ppo import PPO
+from minidpo.learning.sft import SFT
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
@@ -73,57 +63,53 @@ def prepare(folder):
 def sft(folder, out, machine=HERE, dropout=0.0, rank=4, **options):
     """The adapter's weights and the log, without times. This is so for each learner."""
     options = {"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options}
-    command = SFTCommand(
-        str(folder / "base"),
-        (folder / "demos.jsonl",),
+    command = by_hand.SFTCommand(
+        model=str(folder / "base"),
+        data=(folder / "demos.jsonl",),
         out=out,
         sft=SFT(**options),
         lora=LoRAConfig(rank=rank, dropout=dropout),
         machine=machine,
     )
-    sft_learner.sft(command)
+    by_hand.run_sft(command)
     return finished(out)
 
 
-def _from_rollouts(learn, command, name, group, folder, out, machine, options):
-    options = {"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 5, "save_every": 2, **options}
-    learn(
-        command(
-            str(folder / "base"),
-            folder / "adapter",
-            data=(folder / "rollouts.jsonl",),
-            out=out,
-            machine=machine,
-            **{name: group(**options)},
-        )
-    )
+def _from_rollouts(run, command, folder, out, machine, **group):
+    files = {"adapter": folder / "adapter", "data": (folder / "rollouts.jsonl",), "out": out}
+    run(command(model=str(folder / "base"), machine=machine, **files, **group))
     return finished(out)
+
+
+def _options(options):
+    return {"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 5, "save_every": 2, **options}
 
 
 def dpo(folder, out, machine=HERE, **options):
-    return _from_rollouts(dpo_learner.dpo, DPOCommand, "dpo", DPO, folder, out, machine, options)
+    options = DPO(**_options({"until": "token", **options}))
+    return _from_rollouts(by_hand.run_dpo, by_hand.DPOCommand, folder, out, machine, dpo=options)
 
 
 def grpo(folder, out, machine=HERE, **options):
+    options = PolicyGradient(**_options(options))
     return _from_rollouts(
-        grpo_learner.grpo, GRPOCommand, "grpo", GRPO, folder, out, machine, options
+        by_hand.run_grpo, by_hand.GRPOCommand, folder, out, machine, gradient=options
     )
 
 
 def ppo(folder, out, machine=HERE, **options):
-    return _from_rollouts(ppo_learner.ppo, PPOCommand, "ppo", PPO, folder, out, machine, options)
+    options = PPO(**_options(options))
+    return _from_rollouts(by_hand.run_ppo, by_hand.PPOCommand, folder, out, machine, ppo=options)
 
 
 def play(out):
-    """An expert that slips now and then plays fifty episodes."""
-    collect.collect(
+    """An expert plays fifty episodes."""
+    collect(
         CollectCommand(
             policy="expert",
-            noise=0.5,
             tasks="login-user,click-tab-2",
             split="validation",
             instances=25,
-            group=1,
             machine=Machine(pages=4),
             out=out / "episodes.jsonl",
         )
