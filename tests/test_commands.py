@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-import shelf
 
 from minidpo.commands import collect, evaluate, train
 from minidpo.commands.algorithms import load_page, parse_page

@@ -13,9 +13,8 @@ import toy
 
 from benchmarks.answers import generate
 from envs.protocol import Observation
-from minidpo.acting.policies import Job, ModelPolicy
+from minidpo.acting.policies import Job, ModelPolicy, Sampling
 from minidpo.acting.rollout import play
-from minidpo.config import Sampling
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning import trainer
 from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute

@@ -86,8 +86,10 @@ def _options(options):
 
 
 def dpo(folder, out, machine=HERE, **options):
-    options = DPO(**_options({"until": "token", **options}))
-    return _from_rollouts(by_hand.run_dpo, by_hand.DPOCommand, folder, out, machine, dpo=options)
+    options = DPO(**_options(options))
+    pairs = "unpaired" if options.loss == "kto" else "outcome"
+    command = by_hand.DPOCommand
+    return _from_rollouts(by_hand.run_dpo, command, folder, out, machine, dpo=options, pairs=pairs)
 
 
 def grpo(folder, out, machine=HERE, **options):

@@ -152,10 +152,10 @@ def test_a_row_that_cannot_be_read_is_refused_by_file_and_line(tmp_path, row):
 
 def test_a_chosen_that_failed_is_not_imitated_from_its_file_either(tmp_path):
     near, far = (
-        tiny.episode((answer,), "failed", index=n, progress=p)
-        for n, (answer, p) in enumerate([(tiny.CLICK_1, 0.5), (tiny.CLICK_2, 0.0)])
+        tiny.episode((answer,), "failed", index=n, reward=paid)
+        for n, (answer, paid) in enumerate([(tiny.CLICK_1, 0.5), (tiny.CLICK_2, 0.0)])
     )
-    trl_files.write_pairs([Pair(near, far, "progress")], tmp_path / "x", "end")
+    trl_files.write_pairs([Pair(near, far, "expert")], tmp_path / "x", "end")
     data = tokenise(read_preferences([tmp_path / "x"], "end"), CHAT, 1024, "end")
     assert data.solved == [False]
     with pytest.raises(NothingToLearn, match="nothing in it is known to be worth imitating"):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from minidpo.config import AverageCommand
 from safetensors.torch import load_file, save_file
 
-from minidpo.config import AverageCommand
 from minidpo.learning.average import average, checked, cosine_of_a, mean
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig

@@ -7,10 +7,10 @@ import re
 import pytest
 import tiny
 import torch
+from minidpo.config import DPO, DPOCommand
 from test_sft_dpo import HERE, folder  # noqa: F401  a fixture
 from test_sft_dpo import dpo as train_dpo
 
-from minidpo.config import DPO, DPOCommand
 from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import read
 from minidpo.data.pairs import PairRules, make_pairs

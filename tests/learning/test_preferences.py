@@ -10,10 +10,10 @@ import tiny
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from minidpo.config import DPO
 from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
-from minidpo.config import DPO
 from minidpo.data import batch as batches
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair

@@ -12,8 +12,6 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save_file
-
 from minidpo.config import (
     DPO,
     GRPO,
@@ -26,12 +24,14 @@ from minidpo.config import (
     RMCommand,
     SFTCommand,
 )
+from minidpo.learning.grpo import grpo as train_grpo
+from safetensors.torch import load_file, save_file
+
 from minidpo.data.episodes import Writer, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.grpo import grpo as train_grpo
 from minidpo.learning.loss_table import LOSSES
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.rollouts import Rollouts

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from minidpo.config import Optimizer
 from torch import nn
 
-from minidpo.config import Optimizer
 from minidpo.learning import trainer
 from minidpo.learning.trainer import StepSettings, cosine, train
 from minidpo.system.run_folder import RunFolder, records

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.config import LossParameters
-from minidpo.learning.loss_table import LOSSES
+from minidpo.learning.loss_table import LOSSES, LossParameters
 from minidpo.objective.losses import dpo_loss
 from minidpo.objective.variants import (
     cdpo_loss,

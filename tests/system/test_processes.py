@@ -31,7 +31,7 @@ RUNS = {
         toy.dpo,
         SMALL | {"batch": 1, "optimizer": "adamw8bit", "nll": 0.5},
     ),  # rank 1 idles
-    "kto": (toy.dpo, SMALL | {"batch": 3, "loss": "kto", "pairs": "unpaired"}),
+    "kto": (toy.dpo, SMALL | {"batch": 3, "loss": "kto"}),
 }
 LONG = {"steps": 30, "batch": 2, "save_every": 4}
 
