@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from minidpo.learning.training_run import adapter_sha256
+from minidpo.experiment import adapter_sha256
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
 from minidpo.model import checkpoint
