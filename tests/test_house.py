@@ -92,6 +92,8 @@ def test_no_module_names_a_world_or_another_library_that_does_our_work(name):
     assert worlds <= DOORS
     if name.startswith("minidpo.objective"):
         assert roots <= {"torch", "minidpo", *sys.stdlib_module_names}
+        inside = {imported for imported in imports(name) if imported.startswith("minidpo.")}
+        assert all(imported.startswith("minidpo.objective") for imported in inside)
 
 
 def test_worlds_know_neither_minidpo_nor_torch():

@@ -329,6 +329,8 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
         lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan),
         lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0),
         lambda: calibration_error(tensor(math.nan), tensor(0)),
+        lambda: entropy(tensor(math.nan), tensor(0)),
+        lambda: entropy(tensor(0), tensor(math.nan)),
         lambda: step_reward_loss(tensor(math.nan), tensor(0)),
         lambda: step_reward_loss(tensor(0), tensor(math.nan)),
         lambda: advantage_weights(tensor(math.nan), torch.tensor([0]), 1.0),
