@@ -268,13 +268,13 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
 
 
 def test_a_bin_holds_the_pairs_of_like_confidence_and_says_how_many_are_right():
-    """Confidences 1, 1, 1 (the first two right) and sigmoid(0.5) = 0.62 (wrong), in bins of 0.1 from 0.5 on."""
-    chosen, rejected = tensor(1000, 50, 0, 0), tensor(0, 0, 50, 0.5)
+    """Confidences 1, 1, 1 (the first two right) and sigmoid(0.5) = 0.62 (right), in bins of 0.1 from 0.5 on."""
+    chosen, rejected = tensor(1000, 50, 0, 0.5), tensor(0, 0, 50, 0)
     found = reliability(chosen, rejected)
     sure = torch.sigmoid(tensor(0.5))[0]
-    wanted = tensor(0, sure, 0, 0, 3, 0, 0, 0, 0, 2, 0, 1, 0, 0, 3).view(3, 5)
+    wanted = tensor(0, sure, 0, 0, 3, 0, 1, 0, 0, 2, 0, 1, 0, 0, 3).view(3, 5)
     torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(calibration_error(chosen, rejected), (1 + sure) / 4)
+    torch.testing.assert_close(calibration_error(chosen, rejected), (2 - sure) / 4)
     assert reliability(chosen, rejected, bins=2).shape == (3, 2)
     assert calibration_error(chosen, rejected, bins=1) != calibration_error(chosen, rejected)
 
