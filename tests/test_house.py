@@ -147,11 +147,12 @@ def help_of(*program):
         patch.setenv("COLUMNS", "200")
         patch.setenv("NO_COLOR", "1")
         patch.setattr(sys, "argv", [*program, "--help"])
-        with pytest.raises(SystemExit) if program[0] == "-m" else contextlib.suppress(SystemExit):
+        patch.syspath_prepend(ROOT / "benchmarks")
+        with contextlib.suppress(SystemExit):
             if program[0] == "-m":
                 runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-            patch.syspath_prepend((ROOT / program[0]).parent)
-            runpy.run_path(str(ROOT / program[0]), run_name="__main__")
+            else:
+                runpy.run_path(str(ROOT / program[0]), run_name="__main__")
     return said.getvalue()
 
 
