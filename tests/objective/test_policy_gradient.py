@@ -341,6 +341,8 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
         lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2),
         lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan),
         lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0),
+        lambda: bradley_terry_loss(tensor(math.nan), tensor(0)),
+        lambda: bradley_terry_loss(tensor(0), tensor(math.nan)),
         lambda: calibration_error(tensor(math.nan), tensor(0)),
         lambda: calibration_error(tensor(0), tensor(math.nan)),
         lambda: entropy(tensor(math.nan), tensor(0)),
