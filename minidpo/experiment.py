@@ -49,14 +49,14 @@ from minidpo.learning.rm import (
 from minidpo.learning.sft import SFT, sft
 from minidpo.learning.trainer import Optimizer
 from minidpo.memory import lora
-from minidpo.memory.context import Context
+from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_and_dtype
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import files_of
 from minidpo.system import processes
 from minidpo.system.files import as_json, file_sha256, read_json, write_json
-from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder, changed_settings, lock
 from minidpo.system.tracking import Tracker
 
@@ -66,14 +66,11 @@ SEEDS = 100  # of experiments that share no instance: each has a hundredth of a 
 Instance = tuple[str, int]  # task, seed
 
 
-@dataclass(frozen=True)
-class ExperimentOptions(Checked):
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(ContextOptions):
     """What every algorithm has: the model, the tasks, how policies are measured, and where all is written."""
 
     model: str = "smollm2"
-    "the base model: folder, hub id, GGUF file, or smollm2"
-    world: str = "miniwob"
-    "where the tasks are: miniwob, or toy"
     tasks: str = "demo"
     "suites or task names, separated by commas"
     out: Path = Path("runs/mine")
@@ -96,7 +93,6 @@ class ExperimentOptions(Checked):
     "a round whose pairs come from fewer instances is skipped: so few teach little and can do harm"
     track: Tracker | None = None
     "copy all numbers to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard)"
-    machine: Machine = field(default_factory=Machine)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -182,7 +178,7 @@ class Experiment:
 
     def experts(self, instances: Sequence[Instance]) -> list[Episode]:
         """Golden episodes of these instances."""
-        return self._golden("experts", instances)
+        return self._golden("experts", instances) if instances else []
 
     def _golden(self, name: str, instances: Sequence[Instance]) -> list[Episode]:
         return self._play_experts(name, make_jobs(self.world, instances))

@@ -32,7 +32,6 @@ from minidpo.learning.policy_gradient import (
     mixed_groups,
     rloo_advantages,
 )
-from minidpo.learning.sft import SFT
 from minidpo.system.ranges import NotNegative, Positive, Share
 
 ADVANTAGES = {"grpo": grpo_advantages, "dr-grpo": dr_grpo_advantages, "rloo": rloo_advantages}
@@ -43,8 +42,6 @@ class Groups(Exploring):
     """What GRPO and its relatives have in common."""
 
     rounds: Positive[int] = 2
-    instances: Positive[int] = 16
-    sft: SFT = SFT()
     gradient: PolicyGradient = PolicyGradient()
 
 

@@ -330,11 +330,3 @@ def test_the_next_round_begins_with_the_head_of_the_last(agent, undisturbed, tmp
     with pytest.raises(ValueError, match="not a value head"):
         train("ppo", agent, tmp_path / "three", start=start)
     (start / FILE).write_bytes(head)
-
-
-def test_a_value_comes_to_the_mean_of_what_its_page_leads_to(agent, tmp_path):
-    """Three of seven turns of each instance lead to a success, whichever page they begin at."""
-    _, log = train("ppo", agent, tmp_path / "run", steps=20, batch=8, lr=1e-2, kl=0.01)
-    assert log[0]["explained_variance"] < -0.5  # a new head says 0
-    assert -0.2 < log[-1]["explained_variance"] < 0.2
-    assert log[-1]["value_loss"] < 0.7 * log[0]["value_loss"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import test_sft_dpo as toy
-from test_browser import children, left, processes, wait_for
+from process_tree import children, left, processes, wait_for
 from test_sft_dpo import folder  # noqa: F401 (a fixture)
 
 from minidpo.acting.collect import collect
