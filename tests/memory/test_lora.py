@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from minidpo.learning.training_run import adapter_sha256
+from minidpo.experiment import adapter_sha256
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
 from minidpo.model import checkpoint
