@@ -30,7 +30,6 @@ from minidpo.learning.preferences import (
 )
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
-from minidpo.objective.losses import dpo_loss
 
 CPU = torch.device("cpu")
 SYSTEM = tiny.SYSTEM_PROMPT
@@ -105,21 +104,6 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(
     )
 
 
-@given(preferences(), budgets, st.data())
-def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_names(
-    data, budget, draws
-):
-    picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
-    ref = torch.arange(len(data.dialogues)).double()
-    seen = []
-    for batch in pair_batches(data, picked, ref, pair_loss_of(DPO()), budget, CPU):
-        assert batch.step_pairs == len(picked)
-        for c, r, *refs in zip(batch.chosen, batch.rejected, batch.ref_chosen, batch.ref_rejected):
-            seen.append(tuple(int(ref) for ref in refs))
-            assert [batch.names[c], batch.names[r]] == [data.names[int(ref)] for ref in refs]
-    assert sorted(seen) == sorted(data.pairs[p] for p in picked)
-
-
 @given(preferences(), budgets)
 def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
     for limit in (budget.tree_tokens, 10**6):
@@ -165,17 +149,6 @@ def test_an_episode_in_several_pairs_is_read_once_and_one_of_another_instance_ag
     both = tokenise([Pair(RIGHT, WRONG), elsewhere], tiny.chat(), 1024, SYSTEM, "end")
     assert len(both.dialogues) == 4 and len(set(both.instances)) == 2
     assert both.names[2] == "click-button seed 2 episode 0"
-
-
-def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes():
-    late = tiny.episode(
-        (tiny.CLICK_1, tiny.CLICK_1), "failed", index=3
-    )  # wrong from 0 or from 1 on
-    data = tokenise([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, SYSTEM, "token")
-    for chosen, rejected in data.pairs:
-        c, r = data.dialogues[chosen], data.dialogues[rejected]
-        assert r.ids[:-1] == c.ids[: len(r.ids) - 1] and r.ids != c.ids[: len(r.ids)]
-    assert len(data.dialogues) == 4
 
 
 def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
@@ -262,28 +235,6 @@ def test_a_small_budget_of_tokens_is_the_same_training(agent, tmp_path, loss):
         for other in others:
             assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
             assert record["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
-
-
-def test_the_step_is_that_of_the_formula():
-    """DPO written out for one pair: -log σ(β ((pc - rc) - (pr - rr))), and its numbers for the log."""
-    data = Preferences(
-        [Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])],
-        ["a", "b"],
-        [("t", 1)] * 2,
-        [(0, 1)],
-        [True],
-    )
-    ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
-    settings = pair_loss_of(DPO(beta=0.3))
-    (batch,) = pair_batches(
-        data, [0], ref, settings, Machine(micro_tokens=100, tree_tokens=100), CPU
-    )
-    scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
-    loss, numbers = pair_loss(settings, batch, scores)
-    assert loss.item() == pytest.approx(
-        dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item()
-    )
-    assert numbers["margin"].item() == pytest.approx(0.3 * (0.5 + 2.0)) and numbers["accuracy"] == 1
 
 
 def test_a_tree_that_goes_depth_first_is_alone_in_its_batch_whatever_the_batch_may_hold():
