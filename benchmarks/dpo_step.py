@@ -86,8 +86,9 @@ def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1
 def rollouts(folder: Path, source: str, instances: int = 4) -> list[dict]:
     """All pairs of whole episodes that the shipped model played on real pages, eight an instance, in the
     tokens of the model `source`."""
-    from minidpo.acting.collect import collect
     from minidpo.config import DPO, CollectCommand
+
+    from minidpo.acting.collect import collect
     from minidpo.data.episodes import read
     from minidpo.data.pairs import PairRules, make_pairs
     from minidpo.learning.preferences import tokenise

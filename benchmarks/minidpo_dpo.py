@@ -48,6 +48,7 @@ def train_timed(
     """Train as `train.py` does, on `batches(numbers)` of n examples, in their order. Returns seconds and loss
     of each step."""
     from minidpo.config import Optimizer
+
     from minidpo.data.batch import batch_scores
     from minidpo.learning.trainer import StepSettings, train
     from minidpo.system.run_folder import RunFolder, records
@@ -83,6 +84,7 @@ def train_timed(
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
     from minidpo.config import DPO
+
     from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit

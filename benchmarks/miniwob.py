@@ -44,6 +44,9 @@ from statistics import fmean
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from minidpo.config import POLICY_GRADIENTS, CollectCommand, LoopCommand, Sampling  # noqa: E402
+from minidpo.loop import Loop, loop  # noqa: E402
+
 from benchmarks.records import RESULTS, record, verdicts  # noqa: E402
 from benchmarks.study.rates import student_t  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
@@ -51,9 +54,7 @@ from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
 from minidpo.acting.collect import make_jobs, play_to_file  # noqa: E402
 from minidpo.acting.policies import make_policy  # noqa: E402
-from minidpo.config import POLICY_GRADIENTS, CollectCommand, LoopCommand, Sampling  # noqa: E402
 from minidpo.data.episodes import Episode, read  # noqa: E402
-from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402

@@ -32,13 +32,13 @@ from pathlib import Path
 
 import torch  # dpo_step has put this project on the path
 from dpo_step import make_adapter, run_side, step_s, synthetic
+from minidpo.config import Sampling
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
 
 from envs.protocol import Observation
 from minidpo.acting.policies import Job, ModelPolicy
 from minidpo.acting.rollout import play
-from minidpo.config import Sampling
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import GIB, Machine

@@ -36,8 +36,8 @@ import generate  # noqa: E402
 import qwen2_7b_cuda  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-
 from minidpo.config import CollectCommand  # noqa: E402
+
 from minidpo.data.episodes import read  # noqa: E402
 from minidpo.data.prompt import dialogues_of  # noqa: E402
 from minidpo.memory.loading import open_chat  # noqa: E402

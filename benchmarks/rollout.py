@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from minidpo.config import Sampling  # noqa: E402
 
 from envs.miniwob.browser.remote import RemoteBrowser  # noqa: E402
 from envs.miniwob.tasks import SUITES  # noqa: E402
 from minidpo.acting.collect import make_jobs  # noqa: E402
 from minidpo.acting.policies import ModelPolicy  # noqa: E402
 from minidpo.acting.rollout import play  # noqa: E402
-from minidpo.config import Sampling  # noqa: E402
 from minidpo.memory.loading import open_policy  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import NANO  # noqa: E402

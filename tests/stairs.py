@@ -56,10 +56,10 @@ class StairsWorld(World):
     """The stairs under several names, which are tasks."""
 
     name = "stairs"
-    suites = {"all": ("stairs", "a", "b", "c")}  # noqa: RUF012
-    seeds = {"rollouts": range(100), "test": range(100, 200)}  # noqa: RUF012
+    suites = {"all": ("stairs", "a", "b", "c")}
+    seeds = {"rollouts": range(100), "test": range(100, 200)}
     system_prompt = "Climb.\naction: CLIMB 1"
-    experts = {"stairs": expert}  # noqa: RUF012
+    experts = {"stairs": expert}
 
     def step_limit(self, task):
         return 8
@@ -75,9 +75,6 @@ class StairsWorld(World):
     @contextlib.asynccontextmanager
     async def open(self, places, watch=False):
         yield [Stairs() for _ in range(places)]
-
-    def progress(self, episode):
-        return 0.75 if episode.outcome == "failed" else 0.25
 
 
 WORLD = StairsWorld()

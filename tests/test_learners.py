@@ -8,10 +8,10 @@ from statistics import fmean
 
 import pytest
 import tiny
+from minidpo.config import LoopCommand
 
 from benchmarks.study import credit, learners, run
 from benchmarks.study.rates import compared, studied, success
-from minidpo.config import LoopCommand
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.system.command_line import parse
 

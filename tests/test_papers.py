@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from minidpo.config import LoopCommand, PlanCommand
+from minidpo.loop import Loop
 from test_loop_asks import asked  # noqa: F401 (a fixture)
 
 from benchmarks.study import learners
 from benchmarks.study.rates import success
 from benchmarks.study.run import recorded_lines
-from minidpo.config import LoopCommand, PlanCommand
 from minidpo.learning.preferences import pair_loss_of
-from minidpo.loop import Loop
 from minidpo.model.checkpoint import NANO
 from minidpo.system.command_line import parse
 from minidpo.system.files import read_json

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import tiny
+from minidpo.config import DPO, EvaluateCommand, LoopCommand
 
 from benchmarks.study import document, grid, preface, rates, rows, run
 from envs.miniwob.tasks import resolve
-from minidpo.config import DPO, EvaluateCommand, LoopCommand
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.system.command_line import parse
 

@@ -20,6 +20,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from minidpo.config import DPO, CollectCommand, DPOCommand, EvaluateCommand  # noqa: E402
+from minidpo.learning.schedule import done_marker  # noqa: E402
+
 from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study.rates import Study, compared, studied, success  # noqa: E402
 from benchmarks.study.rows import bullets, gain, of_seeds, paragraph, rate, table, verdicts  # noqa: E402
@@ -32,9 +35,7 @@ from benchmarks.study.run import (
     run_missing,
 )
 from minidpo.acting.collect import collect  # noqa: E402
-from minidpo.config import DPO, CollectCommand, DPOCommand, EvaluateCommand  # noqa: E402
 from minidpo.learning.dpo import dpo  # noqa: E402
-from minidpo.learning.schedule import done_marker  # noqa: E402
 from minidpo.learning.training_run import adapter_sha256  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB  # noqa: E402

@@ -21,6 +21,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.loop import Loop, loop  # noqa: E402
+
 from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study import credit  # noqa: E402
 from benchmarks.study.document import record_study  # noqa: E402
@@ -56,8 +59,6 @@ from benchmarks.study.run import (
     run_missing,
 )
 from envs.miniwob.tasks import resolve  # noqa: E402
-from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
-from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.results.evaluate import held_out  # noqa: E402
 from minidpo.system import command_line  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402

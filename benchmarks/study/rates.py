@@ -6,9 +6,10 @@ Pure functions of the lines that run.py records; document.py writes them down.
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from minidpo.config import DPO
+
 from benchmarks.study.grid import ALONE, BASE
 from envs.miniwob.tasks import SUITES
-from minidpo.config import DPO
 from minidpo.data.pairs import NEEDS_GOLDEN
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.results.success import mcnemar_exact

@@ -31,15 +31,16 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.loop import loop  # noqa: E402
+
 from benchmarks.records import verdicts  # noqa: E402
 from benchmarks.study.document import write_document  # noqa: E402
 from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, RUNS, UNSEEN  # noqa: E402
 from benchmarks.study.rates import studied  # noqa: E402
 from benchmarks.study.rows import made_anew  # noqa: E402
 from envs.miniwob.tasks import resolve  # noqa: E402
-from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
-from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.results.success import machine_name  # noqa: E402
 from minidpo.system import command_line, processes  # noqa: E402

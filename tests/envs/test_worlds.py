@@ -111,14 +111,13 @@ def test_an_unusable_answer_is_a_step_that_changes_nothing_and_says_why(world, i
         assert all(turn.error for turn in episode.turns)
 
 
-def test_how_near_a_failure_came_is_a_share_or_unknown_and_a_mistake_has_a_name(world, instances):
+def test_a_mistake_has_a_name(world, instances):
     episodes, _ = played(world, instances, Sloppy(world, 1))
     failed = [episode for episode in episodes if not episode.solved]
     assert failed
     for episode in failed:
         assert episode.outcome in ("failed", "limit")
-        progress, turn = world.progress(episode), episode.turns[0]
-        assert progress is None or 0 <= progress <= 1
+        turn = episode.turns[0]
         seen = Observation(episode.instruction, turn.observation)
         wanted = world.experts[episode.task](seen, []).action
         assert world.mistake(seen, wanted, wanted, ended=True) in MISTAKES

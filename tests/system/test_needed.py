@@ -14,7 +14,9 @@ importlib.util.find_spec = lambda name: None if name in ("tyro", "miniwob") else
 INSTALLED = "pathlib.Path.is_dir = lambda path: True\n"
 
 
-@pytest.mark.parametrize("where, way", [("", "make setup"), (INSTALLED, "pip install tyro miniwob")])
+@pytest.mark.parametrize(
+    "where, way", [("", "make setup"), (INSTALLED, "pip install tyro miniwob")]
+)
 def test_missing_packages_are_named_in_one_line(where, way):
     code = f"{HIDE}{where}import minidpo.system.needed"
     root = Path(__file__).parents[2]
