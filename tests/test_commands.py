@@ -175,10 +175,9 @@ def test_the_circle_by_hand(shelf_base, made):
     assert learn(shelf_base, made, "dpo", *of("dpo")) == adapter  # it is finished
     assert (adapter / lora.WEIGHTS).read_bytes() == weights
     adapters = [f"{name}={made / name / 'adapter'}" for name in ("sft", "dpo")]
-    result = evaluate(
-        [*HERE, "--model", str(shelf_base), "--tasks", "open-one", "--max-new-tokens", "40"]
-        + ["--episodes", "3", "--out", str(made / "evaluation"), "--adapters", *adapters]
-    )
+    flags = ["--model", str(shelf_base), "--tasks", "open-one", "--max-new-tokens", "40"]
+    flags += ["--episodes", "3", "--out", str(made / "evaluation"), "--adapters", *adapters]
+    result = evaluate([*HERE, *flags])
     assert set(result["agents"]) == {"sft", "dpo"}
 
 
@@ -244,11 +243,9 @@ def test_of_rollouts_the_solved_ones_are_imitated_and_without_one_it_says_so(
 
 def test_pairs_are_exported_as_rows_of_conversations_and_trained_on(shelf_base, made, tmp_path):
     given = ["--adapter", str(made / "sft" / "adapter"), "--data"]
-    rows = hand(shelf_base, tmp_path, "dpo", *given, str(made / "rollouts.jsonl"), "--export")
+    hand(shelf_base, tmp_path, "dpo", *given, str(made / "rollouts.jsonl"), "--export")
     path = tmp_path / "dpo" / "pairs-trl.jsonl"
-    assert rows and json.loads(path.read_text().splitlines()[0]).keys() >= {"chosen", "rejected"}
-    trained = train(
-        ["dpo", "--model", str(shelf_base), "--out", str(tmp_path / "again"), *HERE]
-        + [*given, str(path), *of("dpo")]
-    )
+    row = json.loads(path.read_text().splitlines()[0])
+    assert row["prompt"][0]["role"] == "system" and row["chosen"] != row["rejected"]
+    trained = hand(shelf_base, tmp_path / "again", "dpo", *given, str(path), *of("dpo"))
     assert (trained / lora.CONFIG).is_file()
