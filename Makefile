@@ -40,7 +40,7 @@ test-dev: setup
 
 # mutmut keeps what it has found in mutants/; delete that folder to begin anew.
 mutants: setup
-	.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
+	.venv/bin/python -m pip install --disable-pip-version-check -q $$(grep ^mutmut requirements-dev.txt)
 	MINIDPO_ORACLES=$${MINIDPO_ORACLES:-$(abspath ../shared/oracles)} OMP_NUM_THREADS=1 \
 	  nice -n 10 .venv/bin/python -m mutmut run --max-children 1
 	.venv/bin/python benchmarks/mutants.py

@@ -120,15 +120,6 @@ def test_forward_and_gradients_are_those_of_the_weights_written_out(file):
     assert not any(isinstance(module, (FrozenLinear, FrozenTable)) for module in kept.modules())
 
 
-def test_a_table_is_read_by_rows(tmp_path):
-    base = write_gguf(tmp_path / "base.gguf", CASES["qwen2"], K.Q4_1)
-    model = load_quantised(base, torch.float32, formats=tensor_formats(base))
-    table = model.head_weight
-    dense, ids = table.dense(), torch.tensor([[3, 0], [7, 3]])
-    assert torch.equal(table[ids], dense[ids]) and torch.equal(table[2:5], dense[2:5])
-    assert torch.equal(model.model.embed_tokens(ids), dense[ids]) and len(table) == len(dense)
-
-
 def test_an_adapter_fits_the_blocks_that_it_learned_beside_and_acts_on_their_values(tmp_path):
     """In fp32 on a CPU a policy acts with all weights written out and merged."""
     case = CASES["llama"]

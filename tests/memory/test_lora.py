@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from minidpo.experiment import adapter_sha256
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
 from minidpo.model import checkpoint
@@ -168,10 +167,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, dtype):
     assert written["base_model_name_or_path"] == "some/base"
 
 
-def test_the_base_has_the_same_fingerprint_with_an_adapter_and_without():
-    assert fingerprint(lora.base_tensors(trained(tiny()))) == fingerprint(tiny().state_dict())
-
-
 @pytest.fixture
 def saved(tmp_path):
     model = trained(tiny(), LoRAConfig(rank=3, targets=("q_proj", "up_proj")))
@@ -244,16 +239,6 @@ def test_damaged_or_missing_files_are_refused(saved):
     refused(tiny(), saved, "not a complete safetensors file")
     (saved / "adapter_config.json").unlink()
     refused(tiny(), saved, "no adapter_config.json here, so this is not an adapter folder")
-
-
-def test_a_run_in_place_of_its_adapter_is_told_by_all_that_read_one(tmp_path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    for reads in (lora.read_config, lora.read_weights, lora.base_dtype, adapter_sha256):
-        with pytest.raises(
-            ValueError, match=f"{tmp_path}: a run, whose adapter is {tmp_path}/adapter"
-        ):
-            reads(tmp_path)
 
 
 # PEFT

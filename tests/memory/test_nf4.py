@@ -199,30 +199,6 @@ def test_quantising_holds_no_second_copy_of_the_codes(monkeypatch):
         assert large.peak == large.made == 1
 
 
-@pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
-def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
-    monkeypatch.setattr(nf4, "TILE", 2**12)
-    monkeypatch.setattr(minidpo.model.head, "TILE", 2**12)
-    matrix = quantised(kind, torch.randn(128, 128, generator=generator()), torch.bfloat16)
-    with Large(128 * 128) as large:
-        matrix.dense()
-    assert large.peak == large.made == 1
-
-
-@pytest.mark.parametrize("kind, bits", [(NF4Matrix, 4.127), (Int8Matrix, 8.031)])
-def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
-    """4 + 8/64 + 32/(64·256) = 4.127; and 8 + 32/1,024 in rows of 1,024."""
-    weight = torch.zeros(1024, 1024)
-    assert (
-        round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3)
-        == bits
-    )
-    matrix = kind(weight.shape, torch.float32)
-    assert {name: (part.shape, part.dtype) for name, part in kind.encode(weight).items()} == {
-        name: (part.shape, part.dtype) for name, part in matrix.named_buffers()
-    }
-
-
 INTERPRETED = """
 import os, sys
 os.environ["TRITON_INTERPRET"] = "1"

@@ -1,7 +1,5 @@
 """A packed model computes what it did before, and each row has the same bits whatever rows are beside it."""
 
-import weakref
-
 import pytest
 import tiny
 import torch
@@ -9,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.memory import packing
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.packing import Packed, can_pack, pack
 
@@ -79,16 +76,3 @@ def test_a_packed_model_is_the_model(tied, dtype):
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.1}
     torch.testing.assert_close(logits, exact, **near)
     assert (logits - exact).norm() < (1e-5 if dtype == torch.float32 else 0.02) * exact.norm()
-
-
-def test_a_plain_weight_is_freed_before_the_next_one_is_packed(monkeypatch):
-    """Else a model takes twice the bytes of its blocks while it is packed, which no plan counts."""
-    model, alive = tiny.model(), []
-    plain = [weakref.ref(module) for module in model.model.modules() if type(module) is nn.Linear]
-    monkeypatch.setattr(
-        packing,
-        "Packed",
-        lambda *given: (alive.append(sum(ref() is not None for ref in plain)), nn.Identity())[1],
-    )
-    pack(model)
-    assert alive == [len(plain), *range(len(plain), 0, -1)]  # the first: for the head

@@ -106,17 +106,3 @@ def test_a_tree_of_eight_branches_costs_less_than_a_third_of_its_square():
         for rows, part in zip(queries, parts)
     )
     assert cost < T * T / 3
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_bf16_is_within_its_own_rounding(causal):
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.ones(1, 60, 60, dtype=torch.bool).tril() if causal else a_tree(5, 10)
-    inputs = numbers(generator, 1, 4, 2, *mask.shape[1:], dtype=torch.bfloat16, D=64)
-    like = torch.zeros(1, mask.shape[1], 1, dtype=torch.bfloat16)
-    exact = by_hand(*(t.double() for t in inputs), mask)
-    for found, right in zip(
-        with_gradients(*inputs, query_blocks(None if causal else mask, like)), exact
-    ):
-        assert found.dtype == torch.bfloat16
-        assert (found.double() - right).norm() < 2**-7 * right.norm()

@@ -169,15 +169,6 @@ def test_logits_log_probs_and_every_hidden_state_are_those_of_transformers(refer
     close(next_logp, values[f"{row}.logprobs_of_next"])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_batches_are_those_of_transformers(reference, side):
-    model, values, _ = reference
-    real = values[f"{side}.attention_mask"].bool()
-    at = values[f"{side}.position_ids"]
-    logits = model.head(model(values[f"{side}.input_ids"], positions=at, mask=padding_mask(real)))
-    close(logits[real], values[f"{side}.logits"][real])
-
-
 def test_gradients_of_every_weight_are_those_of_transformers(reference):
     model, values, _ = reference
     ids = values["row0.input_ids"][None]

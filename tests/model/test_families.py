@@ -14,7 +14,6 @@ from minidpo.memory.machine import Machine
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load, locate, read_config, save
-from minidpo.model.decoder import RopeScaling, stretched
 from minidpo.model.gguf_file import NAMES
 from minidpo.results.publish import export_merged
 from minidpo.system.tensors import write_weights
@@ -138,26 +137,6 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, name):
     model = load(path, torch.float64)
     assert_theirs(model, case)
     assert read_config(path)[0].tie_word_embeddings == case["config"]["tie_word_embeddings"]
-
-
-def test_llama_3s_scaling_is_told_from_what_the_file_divides_by_and_no_other_is_taken_for_it(
-    tmp_path,
-):
-    case = CASES["llama3"]
-    theta, D = case["config"]["rope_parameters"]["rope_theta"], case["config"]["head_dim"]
-    scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
-    frequency = 1 / theta ** (torch.arange(0, D, 2) / D)
-    divisors = frequency / stretched(frequency, scaling)
-    assert divisors.min() == 1 and divisors.max() == 32 and len(divisors.unique()) > 2
-    assert (
-        read_config(write_gguf(tmp_path / "3.2.gguf", case, divisors=divisors))[0].rope_scaling
-        == scaling
-    )
-    other = write_gguf(tmp_path / "other.gguf", case, divisors=divisors.sqrt())
-    with pytest.raises(
-        ValueError, match="other.gguf: rope_freqs.weight is no scaling of Llama 3's"
-    ):
-        read_config(other)
 
 
 def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_path):

@@ -74,16 +74,6 @@ def test_a_batch_one_by_one_and_a_plain_pass_without_a_cache_say_the_same(temper
 
 
 @few
-@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 5), st.data())
-def test_neighbours_and_their_order_change_nothing(seed, sizes, max_rows, data):
-    requests = requests_of(seed, sizes)
-    order = data.draw(st.permutations(range(len(requests))))
-    alone = [generate(EXACT, [request], STOP)[0].ids for request in requests]
-    mixed = generate(EXACT, [requests[i] for i in order], STOP, max_rows=max_rows)
-    assert ids_of(mixed) == [alone[i] for i in order]
-
-
-@few
 @given(seeds, st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=4))
 def test_going_on_from_what_a_row_has_read_and_written_is_reading_everything_anew(seed, sizes):
     first = requests_of(seed, [prompt for prompt, _ in sizes])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.objective.losses import (
+    advantage_weights,
     dpo_loss,
     log_ratio_gap,
     preference_metrics,
@@ -152,3 +153,19 @@ def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the
         assert (w == 0) == (after == 0)
         assert w == pytest.approx(after / before if before else float(after > 0))
     assert (value_weights(torch.full((5,), 0.3)) == 1).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1), st.floats(0.1, 5))
+def test_imitation_by_advantage_weighs_exp_of_it_over_the_temperature_and_1_on_average(
+    episodes, temperature
+):
+    reward = torch.tensor([float(r) for r, _ in episodes], dtype=torch.float64)
+    group = torch.tensor([g for _, g in episodes])
+    weight = advantage_weights(reward, group, temperature)
+    assert math.isclose(weight.mean(), 1, rel_tol=1e-9)
+    means = torch.stack([reward[group == g].mean() for g in group])
+    ratio = weight.log() - (reward - means) / temperature
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=0, atol=1e-9)
+    for bad in (0.0, math.nan):
+        with pytest.raises(ValueError, match="temperature must be"):
+            advantage_weights(reward, group, bad)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.objective.losses import dpo_loss
+from minidpo.objective.losses import advantage_weights, dpo_loss
 from minidpo.objective.policy_gradient import (
     adapted_coefficient,
     clipped_loss,
@@ -23,6 +23,7 @@ from minidpo.objective.policy_gradient import (
 from minidpo.objective.reward_model import (
     bradley_terry_loss,
     calibration_error,
+    reliability,
     step_reward_loss,
 )
 from minidpo.objective.scores import scores
@@ -266,6 +267,18 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
 # Reward models
 
 
+def test_a_bin_holds_the_pairs_of_like_confidence_and_says_how_many_are_right():
+    """Confidences 1, 1, 1 (the first two right) and sigmoid(0.5) = 0.62 (right), in bins of 0.1 from 0.5 on."""
+    chosen, rejected = tensor(1000, 50, 0, 0.5), tensor(0, 0, 50, 0)
+    found = reliability(chosen, rejected)
+    sure = torch.sigmoid(tensor(0.5))[0]
+    wanted = tensor(0, sure, 0, 0, 3, 0, 1, 0, 0, 2, 0, 1, 0, 0, 3).view(3, 5)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(calibration_error(chosen, rejected), (2 - sure) / 4)
+    assert reliability(chosen, rejected, bins=2).shape == (3, 2)
+    assert calibration_error(chosen, rejected, bins=1) != calibration_error(chosen, rejected)
+
+
 @given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=9))
 def test_the_calibration_error_is_blind_to_a_constant_and_counts_a_swap(pairs):
     chosen, rejected = (tensor(*side).round(decimals=3) for side in zip(*pairs))
@@ -328,7 +341,15 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
         lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2),
         lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan),
         lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0),
+        lambda: bradley_terry_loss(tensor(math.nan), tensor(0)),
+        lambda: bradley_terry_loss(tensor(0), tensor(math.nan)),
         lambda: calibration_error(tensor(math.nan), tensor(0)),
+        lambda: calibration_error(tensor(0), tensor(math.nan)),
+        lambda: entropy(tensor(math.nan), tensor(0)),
+        lambda: entropy(tensor(0), tensor(math.nan)),
+        lambda: step_reward_loss(tensor(math.nan), tensor(0)),
+        lambda: step_reward_loss(tensor(0), tensor(math.nan)),
+        lambda: advantage_weights(tensor(math.nan), torch.tensor([0]), 1.0),
     ],
 )
 def test_what_makes_no_loss_is_refused(call):

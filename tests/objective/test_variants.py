@@ -94,20 +94,6 @@ def test_a_loss_is_called_with_each_number_in_its_place(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_reads_the_reference_if_and_only_if_it_says_so(name):
-    entry = LOSSES[name]
-    policy, ref = (-torch.ones(2), -2 * torch.ones(2)), (-torch.ones(2), -3 * torch.ones(2))
-    if entry.needs_reference:
-        other = (-1.5 * torch.ones(2), -3 * torch.ones(2))
-        assert not torch.equal(
-            entry.function(*policy, *ref, **parameters_of(name)),
-            entry.function(*policy, *other, **parameters_of(name)),
-        )
-    else:
-        assert entry.function(*policy, None, None, **parameters_of(name)).shape == (2,)
-
-
-@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_refuses_a_parameter_outside_its_range(name):
     ones = [-torch.ones(1)] * 4
     bad = dict.fromkeys(numbers_of(name), (-0.1, math.inf, math.nan))

@@ -45,19 +45,6 @@ def test_a_block_that_fails_leaves_what_was_there_and_no_litter(tmp_path, before
     assert [p.read_text() for p in tmp_path.iterdir()] == ([before] if before else [])
 
 
-def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_text(path, "old")
-
-    def full(*_):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        write_text(path, "new")
-    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize(
     "content, says",
     [

@@ -114,18 +114,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_without_torchrun_there_is_one_rank_that_does_everything_itself():
-    assert (processes.world_size(), processes.rank(), processes.all_gather([1])) == (1, 0, [[1]])
-    with processes.process_group():
-        assert not torch.distributed.is_initialized()
-    parts = [[0, 2], [1]]
-    assert processes.rank_parts(parts, [3, 9, 4]) == parts
-    assert processes.on_rank_0(sorted, [2, 1]) == [1, 2]
-    numbers = {"loss": 0.1}
-    assert processes.sum_numbers(numbers) == numbers
-    processes.refuse_torchrun("anything")
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_train_the_adapter_of_one_and_log_its_numbers(folder, name):
     one, two = folder / f"one-{name}", folder / f"two-{name}"
