@@ -190,7 +190,6 @@ def test_an_episodes_content_is_all_of_it_but_its_cost_and_its_players_place():
         "sampling": {"temperature": 0.5},
         "shots": ("b",),
         "reward": 0.5,
-        "progress": 0.5,
     }
     for f in fields(episode):
         if f.name != "cost":

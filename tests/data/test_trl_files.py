@@ -83,7 +83,13 @@ def test_rows_with_one_prompt_are_of_one_tree_and_a_conversation_in_two_pairs_st
         {"prompt": [OTHER], "chosen": [YES], "rejected": [NO]},
         {"prompt": [PAGE], "chosen": [YES], "rejected": [DONE]},
     ]
-    data = tokenise(read_preferences([jsonl(tmp_path / "x", *rows)], "end"), CHAT, 1024, "end")
+    data = tokenise(
+        read_preferences([jsonl(tmp_path / "x", *rows)], "end"),
+        CHAT,
+        1024,
+        tiny.SYSTEM_PROMPT,
+        "end",
+    )
     assert data.pairs == [(0, 1), (2, 3), (0, 4)]
     assert [instance[1] for instance in data.instances] == [0, 0, 1, 1, 0]
 
@@ -155,8 +161,10 @@ def test_a_chosen_that_failed_is_not_imitated_from_its_file_either(tmp_path):
         tiny.episode((answer,), "failed", index=n, reward=paid)
         for n, (answer, paid) in enumerate([(tiny.CLICK_1, 0.5), (tiny.CLICK_2, 0.0)])
     )
-    trl_files.write_pairs([Pair(near, far, "expert")], tmp_path / "x", "end")
-    data = tokenise(read_preferences([tmp_path / "x"], "end"), CHAT, 1024, "end")
+    trl_files.write_pairs([Pair(near, far, "expert")], tmp_path / "x", "end", tiny.SYSTEM_PROMPT)
+    data = tokenise(
+        read_preferences([tmp_path / "x"], "end"), CHAT, 1024, tiny.SYSTEM_PROMPT, "end"
+    )
     assert data.solved == [False]
     with pytest.raises(NothingToLearn, match="nothing in it is known to be worth imitating"):
         read_demonstrations([tmp_path / "x"])
@@ -174,12 +182,12 @@ def test_pairs_are_written_over_no_others(tmp_path):
     )
     path = tmp_path / "x"
     for _ in range(2):
-        trl_files.write_pairs([Pair(good, bad)], path, "end")
+        trl_files.write_pairs([Pair(good, bad)], path, "end", tiny.SYSTEM_PROMPT)
     before = path.read_bytes()
     with pytest.raises(
         ValueError, match="x exists and holds other pairs: delete it, or give another --out"
     ):
-        trl_files.write_pairs([Pair(good, worse)], path, "end")
+        trl_files.write_pairs([Pair(good, worse)], path, "end", tiny.SYSTEM_PROMPT)
     assert path.read_bytes() == before
 
 
@@ -188,7 +196,7 @@ def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stan
         tiny.episode((answer, tiny.CLICK_2), outcome, index=n, policy="p")
         for n, (answer, outcome) in enumerate([(tiny.CLICK_1, "solved"), ("no", "failed")])
     )
-    trl_files.write_pairs([Pair(good, bad)], tmp_path / "x", "end")
+    trl_files.write_pairs([Pair(good, bad)], tmp_path / "x", "end", tiny.SYSTEM_PROMPT)
     row = json.loads((tmp_path / "x").read_text())
     assert [m["role"] for m in row["prompt"]] == ["system", "user"]
     assert (
@@ -211,19 +219,23 @@ def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stan
 def test_a_pair_whose_sides_began_on_different_pages_is_left_out_and_told(tmp_path, capsys):
     good, bad = tiny.episode(), tiny.episode((tiny.CLICK_1,), "failed", index=1)
     moved = replace(bad, turns=(Turn("another page", "no", None),))
-    trl_files.write_pairs([Pair(good, bad), Pair(good, moved)], tmp_path / "x", "end")
+    trl_files.write_pairs(
+        [Pair(good, bad), Pair(good, moved)], tmp_path / "x", "end", tiny.SYSTEM_PROMPT
+    )
     assert len((tmp_path / "x").read_text().splitlines()) == 1
     assert "1 pairs are left out" in capsys.readouterr().out
     with pytest.raises(NothingToLearn, match="no pair's two sides begin with the same page"):
-        trl_files.write_pairs([Pair(good, moved)], tmp_path / "y", "end")
+        trl_files.write_pairs([Pair(good, moved)], tmp_path / "y", "end", tiny.SYSTEM_PROMPT)
     assert not (tmp_path / "y").exists()
 
 
 @pytest.mark.parametrize("until", ["token", "end"])
 def test_training_ids_of_the_written_pairs_are_those_of_the_episodes(tmp_path, until):
-    trl_files.write_pairs(PAIRS, tmp_path / "x", until)
-    ours = tokenise(PAIRS, CHAT, 1024, until)
-    theirs = tokenise(read_preferences([tmp_path / "x"], until), CHAT, 1024, until)
+    trl_files.write_pairs(PAIRS, tmp_path / "x", until, tiny.SYSTEM_PROMPT)
+    ours = tokenise(PAIRS, CHAT, 1024, tiny.SYSTEM_PROMPT, until)
+    theirs = tokenise(
+        read_preferences([tmp_path / "x"], until), CHAT, 1024, tiny.SYSTEM_PROMPT, until
+    )
     assert (ours.dialogues, ours.pairs, ours.solved) == (
         theirs.dialogues,
         theirs.pairs,
@@ -239,7 +251,7 @@ def test_trls_trainer_reads_our_pairs_as_the_token_ids_that_we_train_on(folder, 
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
     data = tmp_path / "pairs.jsonl"
-    trl_files.write_pairs(PAIRS, data, "end")
+    trl_files.write_pairs(PAIRS, data, "end", tiny.SYSTEM_PROMPT)
     export_merged(str(folder / "base"), folder / "adapter", toy.HERE, tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")

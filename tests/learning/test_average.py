@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from minidpo.config import AverageCommand
 from safetensors.torch import load_file, save_file
 from test_lora import IDS, tiny, trained
 
