@@ -55,7 +55,7 @@ from minidpo.memory.machine import Machine, device_and_dtype
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import files_of
 from minidpo.system import processes
-from minidpo.system.files import as_json, file_sha256, read_json, write_json
+from minidpo.system.files import as_json, file_sha256, read_json, write_json, write_text
 from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder, changed_settings, lock
 from minidpo.system.tracking import Tracker
@@ -517,15 +517,10 @@ class Experiment:
         seconds = found["seconds"]
         if not found["done"]:
             began = time.perf_counter()
-            done = False
-            try:
-                make(path)
-                done = True
-            finally:
-                seconds += round(time.perf_counter() - began, 1)
-                record = {"version": VERSION, **key, "done": done, "seconds": seconds}
-                if processes.rank() == 0:
-                    write_json(note, record)
+            make(path)
+            seconds = round(time.perf_counter() - began, 1)  # of a killed stage since its restart
+            record = {"version": VERSION, **key, "done": True, "seconds": seconds}
+            processes.on_rank_0(write_json, note, record)
         kind = name.partition("/")[0]
         self.seconds[kind] = round(self.seconds.get(kind, 0.0) + seconds, 1)
         return path
@@ -591,9 +586,8 @@ class Experiment:
     def log(self, record: dict) -> None:
         """Add a line to the experiment's metrics.jsonl; `step` is the number of the stage."""
         self.metrics.append({"step": self._number, **record})
-        if processes.rank() == 0:
-            text = "".join(json.dumps(line) + "\n" for line in self.metrics)
-            (self.folder / "metrics.jsonl").write_text(text)
+        text = "".join(json.dumps(line) + "\n" for line in self.metrics)
+        processes.on_rank_0(write_text, self.folder / "metrics.jsonl", text)
 
 
 def rate(episodes: Sequence[Episode]) -> float:
