@@ -13,7 +13,7 @@ import torch
 import envs.gym
 from envs.protocol import Observation
 from minidpo import Agent
-from minidpo.acting.agent import Explanation, Prediction, TooLong
+from minidpo.acting.agent import Prediction, TooLong
 from minidpo.acting.collect import play_to_file
 from minidpo.acting.jobs import Job, make_jobs, split_instances
 from minidpo.acting.policies import ModelPolicy, RunningEpisode, Sampling, model_policy
@@ -130,25 +130,6 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
         rtol=1e-3,
         atol=1e-4,
     )
-    assert Explanation([("a", -1.0)], [("b", -3.0)]).margin == 2.0
-    behind = agent.explain(
-        Pair(
-            *(
-                replace(episode, shots=as_shots(played[1:2]))
-                for episode in (replace(one, outcome="solved"), bad)
-            )
-        )
-    )  # what the examples say is nobody's answer
-    assert [text for text, _ in behind.chosen] == [text for text, _ in found.chosen]
-    relabelled = replace(
-        one, turns=(turn, one.turns[0]), outcome="solved", policy="dagger", forced=1
-    )
-    state = agent.explain(
-        Pair(relabelled, replace(bad, turns=(turn, turn)), "dagger")
-    )  # as in training
-    assert [[text for text, _ in side] for side in (state.chosen, state.rejected)] == [
-        [text for text, _ in side] for side in (found.chosen, found.rejected)
-    ]
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):

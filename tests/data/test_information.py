@@ -31,7 +31,7 @@ groups = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("kinds", [2, 5, 50])
+@pytest.mark.parametrize("kinds", [2, 50])
 def test_answers_that_do_not_depend_on_the_prompt_have_no_information_however_few_there_are(kinds):
     """Eight answers to each of 400 prompts, drawn alike. The plug-in estimate says 1.9 nats for 50 kinds."""
     draw = random.Random(kinds)

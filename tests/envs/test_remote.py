@@ -10,7 +10,6 @@ from process_tree import children, left, processes, wait_for
 from benchmarks.make_nano import WORLD, Clumsy
 from envs.actions import Action
 from envs.miniwob.browser import remote
-from envs.miniwob.browser.driver import Browser
 from envs.miniwob.browser.remote import RemoteBrowser
 from envs.protocol import EnvError
 from minidpo.acting.collect import play_to_file
@@ -24,30 +23,6 @@ def there() -> int:
     """The process of the pages."""
     name = "envs.miniwob.browser.remote"
     return next(pid for pid, command in children(os.getpid()).items() if name in command)
-
-
-async def play(browser):
-    """All that is seen of an episode, and of the page beside it."""
-    env, other = browser.envs
-    beside = await other.reset("click-test", 1)
-    seen = [await env.reset("login-user", 3)]
-    actions = (
-        Action("TYPE", ref="1", text="na\u00efve \u4f60"),
-        Action("CLICK", ref="77"),
-        Action("CLICK", ref="3"),
-    )
-    seen += [await env.step(action) for action in actions]
-    return seen, beside
-
-
-def test_the_pages_are_those_of_a_browser_here():
-    async def both():
-        async with RemoteBrowser(2) as far, Browser(2) as near:
-            return await play(far), await play(near)
-
-    far, near = asyncio.run(both())
-    assert far == near and far[0][-1].outcome == "failed" and far[0][2].error == "there is no [77]"
-    wait_for(lambda: not children(os.getpid()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -33,41 +33,30 @@ KEYS = (
     "Enter",
     "Tab",
     "Escape",
-    "F1",
     "F5",
     "F11",
     "F12",
     "Control+T",
     "Control+W",
     "Control+N",
-    "Control+O",
     "Control+P",
-    "Control+S",
     "Control+Q",
-    "Control+L",
-    "Control+U",
-    "Control+V",
-    "Meta+Q",
     "Control+Tab",
     "Alt+F4",
     "Alt+ArrowLeft",
     "Control+Shift+Delete",
     "Control+Shift+I",
     "Shift+Enter",
-    "Control+Shift+Q",
+    "Shift+Nope",
     "Control+",
-    "+",
     "++",
     "",
-    "Control",
     "Control+Control",
     "a" * MAX_LETTERS,
-    "é",
     "你",
     "\n",
     "\0",
-    "A+B",
-    "Power",
+    "x+y",
 )
 BAD = (
     "<script>open('http://127.0.0.1:9')</script>",
@@ -216,7 +205,8 @@ def test_an_answer_without_an_end_takes_no_time():
         'action: TYPE(text="',
     ):
         judged(piece * (100_000 // len(piece)))
-        judged("action: CLICK(" + piece * (100_000 // len(piece)))
+        for before in ("action: CLICK", "action: CLICK("):
+            judged(before + piece * (100_000 // len(piece)) + "x")
     assert time.monotonic() - began < 10  # 0.1 when nothing else ran
 
 
@@ -276,15 +266,15 @@ def test_no_click_leads_out_of_a_page(run, env):
     assert [tab.strip("#?") for tab in run(tabs(env))] == [address]
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_no_key_does_anything_to_the_browser(run, env, key):
+def test_no_key_does_anything_to_the_browser(run, env):
     run(show(env, "<input autofocus><p>text</p>"))
     page, address = env._page, env._page._tab.url
-    assert run(env.step(Action("CLICK", ref="1"))).error is None
-    run(env.step(Action("PRESS", key=key)))
-    assert env._page is page and run(tabs(env)) == [address]
-    seen = run(env.step(Action("TYPE", ref="1", text="b")))  # and no modifier is left down
-    assert seen.error is None and seen.text.split("\n")[0] == 'input text value="b" focused [1]'
+    for key in KEYS:
+        assert run(env.step(Action("CLICK", ref="1"))).error is None
+        run(env.step(Action("PRESS", key=key)))
+        assert env._page is page and run(tabs(env)) == [address], key
+        seen = run(env.step(Action("TYPE", ref="1", text="b")))  # and no modifier is left down
+        assert seen.text.split("\n")[0] == 'input text value="b" focused [1]', key
 
 
 # ---- what a page says ----
