@@ -371,7 +371,7 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
                 outside = [f"{tmp_path.as_uri()}/out.html"]
                 given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": outside}
                 got = await env.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")
-            env.bounds.url = (tmp_path / "in").as_uri()  # a folder may be visited
+            env.bounds.url = (tmp_path / "in").as_uri() + "/"  # a folder may be visited
             return texts, got + calls, (await env.reset()).text
 
     (first, stayed, back, went), got, listed = run(play())
