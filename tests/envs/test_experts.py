@@ -128,7 +128,7 @@ def test_every_demo_task_has_an_expert_and_every_expert_a_task():
 
 @pytest.fixture(scope="module")
 def golden():
-    return play_all(SUITES["demo"], SEEDS["validation"][:6], lambda task, seed: EXPERTS[task])
+    return play_all(SUITES["demo"], SEEDS["validation"][:4], lambda task, seed: EXPERTS[task])
 
 
 def test_experts_solve_the_demos_tasks(golden):
@@ -245,7 +245,7 @@ def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):
                     counts[name] += 1
                     assert slip.action != right.action
                     assert quotes(slip.line, slip.action, seen)
-    assert min(counts.values()) >= 10
+    assert min(counts.values()) >= 5
 
 
 def test_a_clumsy_expert_fails_at_times_and_mends_at_times():
@@ -253,7 +253,7 @@ def test_a_clumsy_expert_fails_at_times_and_mends_at_times():
         return clumsy(EXPERTS[task], NOISE, random.Random(f"{task} {seed}"))
 
     tasks = ("login-user", "click-checkboxes", "choose-list", "click-tab-2")
-    episodes = play_all(tasks, SEEDS["validation"][:10], novice)
+    episodes = play_all(tasks, SEEDS["validation"][:6], novice)
     wins = [episode for episode in episodes if episode.outcome is Outcome.SOLVED]
     assert 0.1 < len(wins) / len(episodes) < 0.8
     assert any(decision != EXPERTS[episode.task](seen, done)

@@ -48,7 +48,6 @@ ARRIVING = {
 }  # fmt: skip
 "Of these events the first there is must be a real one, and meet the element."
 SWIFT = (
-    "click-color",
     "click-menu-2",
     "drag-circle",
     "grid-coordinate",
@@ -230,9 +229,8 @@ def test_icons_colours_and_choices_are_told_and_hovering_and_the_date_are_not():
 # ---- that the eyes see: pages that change after they were told ----
 
 WAYS = (
-    "opacity: 0", "color: white; background: white; border: 0", "display: none", "visibility: hidden",
-    "position: absolute; left: -99px", "position: absolute; clip-path: circle(0)",
-    "font-size: 0; padding: 0; border: 0",
+    "opacity: 0", "color: white; background: white; border: 0", "position: absolute; left: -99px",
+    "position: absolute; clip-path: circle(0)",
 )  # fmt: skip
 CHANGES = [
     # the change, what is then wrong; p and b are a text and a button
@@ -245,7 +243,6 @@ CHANGES = [
     ("p.addEventListener('mousedown', () => 0)", ["not listed: <p"]),
     ("p.style.cursor = 'pointer'", ["not listed: <p"]),
     ("area.append(document.createElement('input'))", ["not listed: <input"]),
-    ("b.parentNode.onclick = () => 0", []),
     ("area.insertAdjacentHTML('beforeend', '<svg><text y=9>art</text></svg>')", ["not told: art"]),
     ("area.style = 'height: 9px; overflow: auto'", []),
     ("area.style = 'height: 9px; overflow: hidden'", ["not seen: button", 'told, not seen: text "plain"']),

@@ -155,10 +155,10 @@ FORMS_OF = {
 }
 
 
-def test_of_ten_thousand_spoiled_answers_each_is_an_action_or_is_refused_in_a_sentence():
-    found = [judged(spoiled_answer(seed)) for seed in range(9500)]
+def test_of_thousands_of_spoiled_answers_each_is_an_action_or_is_refused_in_a_sentence():
+    found = [judged(spoiled_answer(seed)) for seed in range(5000)]
     some = sum(action is not None for action in found)
-    assert 1000 < some < 8000 and {action.command for action in found if action} == set(FORMS)
+    assert 500 < some < 4500 and {action.command for action in found if action} == set(FORMS)
 
 
 PIECES = [
@@ -182,7 +182,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=5 * settings.default.max_examples)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
 )

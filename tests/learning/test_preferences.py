@@ -157,11 +157,6 @@ def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
         tokenise([Pair(RIGHT, same)], tiny.chat(), 1024, SYSTEM, "end")
 
 
-def test_a_trajectory_too_long_is_refused_by_name():
-    with pytest.raises(ValueError, match="click-button seed 1 episode 0"):
-        tokenise([Pair(RIGHT, WRONG)], tiny.chat(), 9, SYSTEM, "end")
-
-
 # KTO's baseline
 
 
