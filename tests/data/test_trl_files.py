@@ -171,28 +171,6 @@ def test_pairs_are_written_over_no_others(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stands_beside(tmp_path):
-    good, bad = (
-        tiny.episode((answer, tiny.CLICK_2), outcome, index=n, policy="p")
-        for n, (answer, outcome) in enumerate([(tiny.CLICK_1, "solved"), ("no", "failed")])
-    )
-    trl_files.write_pairs([Pair(good, bad)], tmp_path / "x", "end", tiny.SYSTEM_PROMPT)
-    row = json.loads((tmp_path / "x").read_text())
-    assert [m["role"] for m in row["prompt"]] == ["system", "user"]
-    assert tiny.PAGE in row["prompt"][1]["content"]
-    assert [m["role"] for m in row["chosen"]] == ["assistant", "user", "assistant"]
-    assert row["rejected"][0] == {"role": "assistant", "content": "no"}
-    assert row["minidpo"] == {
-        "version": 1,
-        "task": "click-button",
-        "seed": 1,
-        "source": "outcome",
-        "solved": True,
-        "chosen": {"policy": "p", "index": 0, "outcome": "solved", "reward": 1.0},
-        "rejected": {"policy": "p", "index": 1, "outcome": "failed", "reward": 0.0},
-    }
-
-
 def test_a_pair_whose_sides_began_on_different_pages_is_left_out_and_told(tmp_path, capsys):
     good, bad = tiny.episode(), tiny.episode((tiny.CLICK_1,), "failed", index=1)
     moved = replace(bad, turns=(Turn("another page", "no", None),))

@@ -1,6 +1,5 @@
 """The Gymnasium environments: the library's own checks, seeds, ends, and one browser for all of them."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -159,13 +158,6 @@ def test_an_episode_is_truncated_at_the_tasks_limit_and_has_then_ended(env):
     for _ in ends[1:]:
         env.step("")
     assert env.step(right(solved))[1:4] == (1.0, True, False)  # in the last turn
-
-
-def test_it_works_inside_a_running_event_loop(up):
-    async def notebook():
-        return solve(seed=5)
-
-    assert asyncio.run(notebook()) == solve(seed=5) == (solve(seed=5)[0], 1.0)
 
 
 def test_threads_share_one_browser_and_see_what_each_would_alone(down):

@@ -58,7 +58,7 @@ def test_dropout_is_off_and_the_policy_itself_is_the_reference_unless_one_is_nam
     settings = json.loads((noisy / lora.CONFIG).read_text()) | {"lora_dropout": 0.5}
     (noisy / lora.CONFIG).write_text(json.dumps(settings))
     runs = [
-        run_dpo(agent, tmp_path / str(n), start=noisy, reference=reference)
+        run_dpo(agent, tmp_path / str(n), start=noisy, reference=reference, steps=2)
         for n, reference in enumerate((None, noisy))
     ]
     assert runs[0] == runs[1] and runs[0][1][0]["loss"] == ln2

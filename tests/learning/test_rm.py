@@ -7,7 +7,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_grpo import CPU, HERE, MACHINES, RIGHT, WORLD, WRONG, rollouts
+from test_grpo import CPU, MACHINES, RIGHT, WORLD, WRONG, rollouts
 
 from minidpo.data.batch import read_states
 from minidpo.data.pairs import NothingToLearn, Pair
@@ -28,8 +28,6 @@ from minidpo.learning.rm import (
     step_rewards,
 )
 from minidpo.learning.rollouts import Rollouts
-from minidpo.memory.plan import dpo_load, setup_of, step_plan
-from minidpo.model.checkpoint import NANO
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import RunFolder, records
@@ -248,26 +246,3 @@ def test_a_pick_is_the_oracles_by_the_verdict_random_without_rewards_and_blind_t
     moved = list(zip(attempts, rewards))
     order.shuffle(moved)
     assert best_of_n(*zip(*moved)) == pytest.approx(found)
-
-
-def test_the_best_of_two_instances_by_hand():
-    """The first picks the solved of two; the second has a tie of one solved and one not, and a failure."""
-    outcomes = [(0, "failed"), (0, "solved"), (1, "solved"), (1, "failed"), (1, "failed")]
-    attempts = [
-        tiny.episode("a", outcome, seed=seed, index=n) for n, (seed, outcome) in enumerate(outcomes)
-    ]
-    found = best_of_n(attempts, [0.1, 0.2, 5.0, 5.0, -1.0])
-    assert (found["picked"], found["oracle"], found["instances"]) == (0.75, 1.0, 2)
-    assert found["random"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-
-
-def test_a_plan_counts_the_heads_that_a_step_has():
-    """A vocabulary's logits take more than a reward; PPO has both. A scalar head's own numbers are few."""
-    plans = [
-        step_plan(setup_of(NANO, HERE), dpo_load(HERE, heads=heads))
-        for heads in ("scalar", "vocabulary", "both")
-    ]
-    peaks = [plan.phases["head and its logits"] for plan in plans]
-    assert peaks == sorted(peaks) and len(set(peaks)) == 3
-    own = [plan.held.get("scalar head", 0) for plan in plans]
-    assert own == [4 * 4 * 256, 0, 4 * 4 * 256]  # weights, gradients and two moments of C numbers
