@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from minidpo.data.episodes import Episode
-from minidpo.results.success import machine_name
+from minidpo.results.circumstances import machine_name
 from minidpo.system.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
