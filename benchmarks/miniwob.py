@@ -164,7 +164,8 @@ def ship(adapter: Path, folder: Path) -> None:
     """Copy an adapter with its weights in bfloat16, half their size, for any copy of its base: the weights of
     the GGUF file and of the hub are not the same to the bit."""
     with open_weights(adapter / lora.WEIGHTS) as file:
-        tensors = {name: file.get_tensor(name).bfloat16() for name in file.keys()}
+        names = list(file.keys())  # what safetensors opens cannot be walked itself
+        tensors = {name: file.get_tensor(name).bfloat16() for name in names}
     lora.write(
         folder,
         tensors,

@@ -25,7 +25,6 @@ from benchmarks.rates import (  # noqa: E402
     Spread,
     Study,
     compared,
-    of,
     over_families,
     recorded,
     share,
@@ -262,10 +261,10 @@ def miniwob_agents() -> Table:
 def miniwob_ladder() -> Table:
     """Our agents among published ones (results/miniwob_published.json), by list and success."""
     line, ladder = whole(), []
-    for who, weights, learned, tasks, success, differs in read_json(
+    for who, weights, learned, tasks, percent, differs in read_json(
         RESULTS / "miniwob_published.json"
     )["rows"]:
-        ladder.append((tasks, success, [who, weights, learned, tasks, f"{success:.1f}", differs]))
+        ladder.append((tasks, percent, [who, weights, learned, tasks, f"{percent:.1f}", differs]))
     learned = {row[0]: row[3] for row in miniwob_agents()[1]}
     for suite, count in INSTANCES.items():
         for agent, verdicts in line["agents"].items():
