@@ -22,10 +22,10 @@ help:
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: setup
-	.venv/bin/python train.py loop --config configs/demo.toml $(if $(SEED),--seed $(SEED) --out runs/demo-$(SEED))
+	.venv/bin/python train.py ef-dpo --config configs/demo.toml $(if $(SEED),--seed $(SEED) --out runs/demo-$(SEED))
 
 demo-nano: setup
-	.venv/bin/python train.py loop --config configs/nano.toml $(if $(SEED),--seed $(SEED) --out runs/nano-$(SEED))
+	.venv/bin/python train.py ef-dpo --config configs/nano.toml $(if $(SEED),--seed $(SEED) --out runs/nano-$(SEED))
 
 test: setup
 	$(PYTEST)

@@ -1,8 +1,8 @@
 """minidpo teaches a language model to operate web pages by DPO from the pages' own verdict: solved or not.
 
-README.md has a map of the packages, docs/tour.md an order to read them in. To read the algorithm in one
-evening: objective/scores, objective/losses, data/pairs, data/tree, data/batch, learning/preferences,
-learning/dpo, learning/trainer, loop.
+README.md has a map of the packages, docs/tour.md an order to read them in. To read the algorithm in two
+hours: objective/losses, objective/scores, data/tree, data/batch, data/pairs, learning/dpo, learning/trainer,
+algorithms/ef_dpo.
 
 Letters of dimensions, if the head of a file says nothing else:
     B sequences   P pairs   T tokens   N tokens that the agent wrote (in DMPO's φ: turns)   M entries of W
@@ -13,7 +13,7 @@ Masks are True where something counts. `logp` is in nats and summed, `mean_logp`
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 (said before anything is imported)
     sys.exit(
         f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup"
     )

@@ -6,12 +6,13 @@ its tokens and numbers. The same program started again finds what is done and go
 not. A stage whose note says otherwise is refused, never overwritten.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,23 +35,28 @@ from minidpo.acting.reflection import retry_jobs, words_after
 from minidpo.data.episodes import Episode, grouped, instances_of, read
 from minidpo.data.information import group_numbers
 from minidpo.data.pairs import NothingToLearn, choose
-from minidpo.learning import rm
 from minidpo.learning.average import average
 from minidpo.learning.dpo import DPO, dpo
 from minidpo.learning.policy_gradient import PolicyGradient, policy_gradient
 from minidpo.learning.ppo import PPO, ppo
-from minidpo.learning.rm import RewardModel
+from minidpo.learning.rm import (
+    RewardModel,
+    episode_rewards,
+    reward_model,
+    step_model,
+    step_rewards,
+)
 from minidpo.learning.sft import SFT, sft
 from minidpo.learning.trainer import Optimizer
 from minidpo.memory import lora
-from minidpo.memory.context import Context
+from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_and_dtype
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import files_of
 from minidpo.system import processes
 from minidpo.system.files import as_json, file_sha256, read_json, write_json
-from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder, changed_settings, lock
 from minidpo.system.tracking import Tracker
 
@@ -60,14 +66,11 @@ SEEDS = 100  # of experiments that share no instance: each has a hundredth of a 
 Instance = tuple[str, int]  # task, seed
 
 
-@dataclass(frozen=True)
-class ExperimentOptions(Checked):
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(ContextOptions):
     """What every algorithm has: the model, the tasks, how policies are measured, and where all is written."""
 
     model: str = "smollm2"
-    "the base model: folder, hub id, GGUF file, or smollm2"
-    world: str = "miniwob"
-    "where the tasks are: miniwob, or toy"
     tasks: str = "demo"
     "suites or task names, separated by commas"
     out: Path = Path("runs/mine")
@@ -90,7 +93,6 @@ class ExperimentOptions(Checked):
     "a round whose pairs come from fewer instances is skipped: so few teach little and can do harm"
     track: Tracker | None = None
     "copy all numbers to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard)"
-    machine: Machine = field(default_factory=Machine)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -128,7 +130,9 @@ class Experiment:
         if self.options.reuse is not None:
             require_experiment(self.options.reuse)
         if self.seed > SEEDS:
-            raise ValueError(f"--seed goes up to {SEEDS}, got {self.seed}: others share no instances")
+            raise ValueError(
+                f"--seed goes up to {SEEDS}, got {self.seed}: others share no instances"
+            )
         self._lock = processes.on_rank_0(lock, self.folder)
         self.common = {
             "world": self.world.name,
@@ -137,9 +141,7 @@ class Experiment:
             **numbers_of(self.options.machine),
         }
         if self.options.shots:
-            self.examples = self._play_experts(
-                "examples", self._take("demos", self.options.shots + 4)
-            )
+            self.examples = self._golden("examples", self._take("demos", self.options.shots + 4))
         return self
 
     def __exit__(self, *_) -> None:
@@ -172,11 +174,14 @@ class Experiment:
 
     def demonstrations(self, count: int) -> list[Episode]:
         """`count` golden episodes of each task, by the world's scripted experts, on unseen instances."""
-        return self._play_experts("demonstrations", self._take("demos", count))
+        return self._golden("demonstrations", self._take("demos", count))
 
     def experts(self, instances: Sequence[Instance]) -> list[Episode]:
         """Golden episodes of these instances."""
-        return self._play_experts("experts", instances)
+        return self._golden("experts", instances) if instances else []
+
+    def _golden(self, name: str, instances: Sequence[Instance]) -> list[Episode]:
+        return self._play_experts(name, make_jobs(self.world, instances))
 
     def play(
         self,
@@ -203,7 +208,7 @@ class Experiment:
         jobs = make_jobs(self.world, instances, group, index)
         if golden:
             jobs = with_golden_steps(jobs, golden, self.seed, "every")
-        episodes = self._play("play", jobs, policy, sampling, {"golden": content(golden)})
+        episodes = self._play("play", jobs, policy, sampling)
         self._learned_from(episodes)
         free = [e for e in episodes if not e.forced] or episodes
         self.log({"explored_success": rate(free), **group_numbers(free)})
@@ -214,14 +219,13 @@ class Experiment:
     ) -> list[Episode]:
         """`count` continuations by the policy from each later step of these episodes (for `step_values`)."""
         jobs = continuations(self.world, episodes, count)
-        inputs = {"recorded": content(episodes)}
-        return self._play("continue", jobs, policy, self.options.sampling, inputs)
+        return self._play("continue", jobs, policy, self.options.sampling)
 
     def ask_experts(self, episodes: Sequence[Episode], states: int) -> list[Episode]:
         """The experts play on from up to `states` states of each instance that these episodes reached (DAgger)."""
         instances = instances_of(episodes)
         jobs = to_agent_states(make_jobs(self.world, instances, states), episodes, self.seed)
-        return self._play_experts("ask-experts", instances, jobs, {"states": content(episodes)})
+        return self._play_experts("ask-experts", jobs, relabels=True)
 
     def reflect(self, policy: Policy, failed: Sequence[Episode], retries: int) -> list[Episode]:
         """The policy says of each failure what went wrong, and plays its instance again after these words.
@@ -244,7 +248,7 @@ class Experiment:
         jobs = retry_jobs(self.world, failed, words, retries)
         if not jobs:
             return []
-        again = self._play("retry", jobs, policy, sampling, {})
+        again = self._play("retry", jobs, policy, sampling)
         shots = {episode.instance: episode.shots for episode in failed}
         return [replace(episode, shots=shots[episode.instance]) for episode in again]
 
@@ -253,7 +257,7 @@ class Experiment:
         if policy.sha256 not in self._validated:
             count = dict.fromkeys(self.tasks, self.options.validation)
             jobs = make_jobs(self.world, split_instances(self.world, count, "validation", 0))
-            episodes = self._play("validate", jobs, policy, self._greedy(), {})
+            episodes = self._play("validate", jobs, policy, self._greedy())
             by_task = [rate(group) for group in grouped(episodes, lambda e: e.task).values()]
             # rounded, so that the order of a sum cannot decide between two equal policies
             success = round(sum(by_task) / len(by_task), 9)
@@ -273,7 +277,7 @@ class Experiment:
         jobs = make_jobs(self.world, split_instances(self.world, count, "test", 0))
         sampling = replace(self._greedy(), temperature=temperature)
         name = f"held-out/{policy.name}" + ("" if temperature == 0 else "-sampled")
-        return self._play(name, jobs, policy, sampling, {}, numbered=False)
+        return self._play(name, jobs, policy, sampling, numbered=False)
 
     def _greedy(self) -> Sampling:
         return Sampling(0.0, max_new_tokens=self.options.sampling.max_new_tokens)
@@ -284,40 +288,23 @@ class Experiment:
         jobs: list[Job],
         policy: Policy,
         sampling: Sampling,
-        inputs: dict,
         *,
         numbered: bool = True,
     ) -> list[Episode]:
-        if self.examples and not any(job.shots for job in jobs):
-            jobs = with_shots(jobs, self.examples, self.options.shots)
-        machine = self.options.machine
-        settings = {"sampling": asdict(sampling)}
-        inputs = {"policy": policy.sha256, "jobs": sha256_of(jobs), **inputs}
-
         def player() -> Player:
-            return model_policy(self.context, policy.adapter, sampling, pages=machine.page_count())
+            pages = self.options.machine.page_count()
+            return model_policy(self.context, policy.adapter, sampling, pages=pages)
 
+        settings = {"sampling": asdict(sampling)}
+        inputs = {"policy": policy.sha256}
         return self._to_file(name, jobs, player, settings, inputs, numbered=numbered)
 
-    def _play_experts(
-        self,
-        name: str,
-        instances: Sequence[Instance],
-        jobs: list[Job] | None = None,
-        inputs: dict | None = None,
-    ) -> list[Episode]:
-        relabels = jobs is not None
-        jobs = jobs or make_jobs(self.world, instances)
-        if self.examples:
-            jobs = with_shots(jobs, self.examples, self.options.shots)
-
+    def _play_experts(self, name: str, jobs: list[Job], *, relabels: bool = False) -> list[Episode]:
         def player() -> Player:
             return expert_policy(self.context, self.tasks, relabels=relabels)
 
         player()  # a task without an expert is refused now, not after an hour
-        episodes = self._to_file(
-            name, jobs, player, {}, {"jobs": sha256_of(jobs), **(inputs or {})}
-        )
+        episodes = self._to_file(name, jobs, player, {}, {})
         self._learned_from(episodes)
         return episodes
 
@@ -331,6 +318,10 @@ class Experiment:
         *,
         numbered: bool = True,
     ) -> list[Episode]:
+        """Play jobs as a stage: all that they are is in its key, first steps and examples, too."""
+        if self.examples and not any(job.shots for job in jobs):
+            jobs = with_shots(jobs, self.examples, self.options.shots)
+
         def make(path: Path) -> None:
             counts = play_to_file(player(), jobs, path, context=self.context, title=name)
             if not counts["episodes"]:
@@ -338,8 +329,8 @@ class Experiment:
                     f"{path}: not one episode could be played, because the world failed"
                 )
 
-        path = self.stage(name, settings, inputs, make, ".jsonl", numbered=numbered)
-        return read(path)
+        inputs = {**inputs, "jobs": content(jobs)}
+        return read(self.stage(name, settings, inputs, make, ".jsonl", numbered=numbered))
 
     def _learned_from(self, episodes: Sequence[Episode]) -> None:
         self.seen |= {episode.first_prompt for episode in episodes}
@@ -358,22 +349,8 @@ class Experiment:
         Raises NothingToLearn without episodes."""
         if not episodes:
             raise NothingToLearn("no episode is to be imitated: explore more, or easier tasks")
-        inputs = {"episodes": content(episodes), "weights": sha256_of(weights)}
-        return self._train(
-            "sft",
-            options,
-            inputs,
-            lambda run, adapter: sft(
-                run,
-                self.context,
-                episodes,
-                options,
-                weights=weights,
-                start=adapter,
-                shape=self.options.lora,
-            ),
-            start,
-        )
+        shape = self.options.lora
+        return self._train("sft", sft, [episodes], options, start, weights=weights, shape=shape)
 
     def dpo(
         self,
@@ -390,50 +367,22 @@ class Experiment:
         Returns the same policy, and says so, where the pairs come from fewer than `--least-instances` instances.
         rehearsed, rehearse: as in `learning/dpo`.
         """
-        try:
-            chosen = choose(
-                pairs,
-                options.pairs_per_instance,
-                self.seed,
-                per_task=options.pairs_per_task,
-                until=options.until,
-            )
-        except NothingToLearn:
-            chosen = []
+        limits = {"per_task": options.pairs_per_task, "until": options.until}
+        chosen = []
+        with contextlib.suppress(NothingToLearn):
+            chosen = choose(pairs, options.pairs_per_instance, self.seed, **limits)
         instances = {pair.chosen.instance for pair in chosen}
-        told = (
-            f"{len(chosen)} pairs of {len(instances)} instances of {len({task for task, _ in instances})} "
-            "tasks"
-        )
-        if len(instances) < self.options.least_instances:
+        tasks = {task for task, _ in instances}
+        told = f"{len(chosen)} pairs of {len(instances)} instances of {len(tasks)} tasks"
+        least = self.options.least_instances
+        if len(instances) < least:
             print(
-                f"{told}: fewer than {self.options.least_instances} instances teach little and can do harm, so "
-                "this round is skipped (--least-instances)"
+                f"{told}: fewer than {least} instances teach little and can do harm, so this round is skipped"
             )
             return policy
         print(told)
-        inputs = {
-            "pairs": content(chosen),
-            "rehearsed": content(rehearsed),
-            "reference": reference.sha256 if reference else None,
-            "rehearse": rehearse,
-        }
-        trained = self._train(
-            "dpo",
-            options,
-            inputs,
-            lambda run, adapter: dpo(
-                run,
-                self.context,
-                chosen,
-                options,
-                start=adapter,
-                reference=reference.adapter if reference else None,
-                rehearsed=rehearsed,
-                rehearse=rehearse,
-            ),
-            policy,
-        )
+        more = {"reference": reference, "rehearsed": rehearsed, "rehearse": rehearse}
+        trained = self._train("dpo", dpo, [chosen], options, policy, **more)
         self.pairs[trained.name] = chosen, options.until, policy
         return trained
 
@@ -447,26 +396,8 @@ class Experiment:
         reference: Policy | None = None,
     ) -> Policy:
         """Train the policy on its own episodes, each turn weighed by its advantage: (turns,) of each episode."""
-        inputs = {
-            "episodes": content(episodes),
-            "advantages": sha256_of([tensor.tolist() for tensor in advantages]),
-            "reference": reference.sha256 if reference else None,
-        }
-        return self._train(
-            "grpo",
-            options,
-            inputs,
-            lambda run, adapter: policy_gradient(
-                run,
-                self.context,
-                episodes,
-                options,
-                start=adapter,
-                reference=reference.adapter if reference else None,
-                advantages=advantages,
-            ),
-            policy,
-        )
+        more = {"advantages": advantages, "reference": reference}
+        return self._train("grpo", policy_gradient, [episodes], options, policy, **more)
 
     def ppo(
         self,
@@ -478,26 +409,8 @@ class Experiment:
         reference: Policy | None = None,
     ) -> Policy:
         """Train the policy and its value head on its own episodes and what each turn was paid, (turns,) each."""
-        inputs = {
-            "episodes": content(episodes),
-            "rewards": sha256_of([tensor.tolist() for tensor in rewards]),
-            "reference": reference.sha256 if reference else None,
-        }
-        return self._train(
-            "ppo",
-            options,
-            inputs,
-            lambda run, adapter: ppo(
-                run,
-                self.context,
-                episodes,
-                options,
-                start=adapter,
-                reference=reference.adapter if reference else None,
-                rewards=rewards,
-            ),
-            policy,
-        )
+        more = {"rewards": rewards, "reference": reference}
+        return self._train("ppo", ppo, [episodes], options, policy, **more)
 
     def reward_model(
         self,
@@ -508,19 +421,11 @@ class Experiment:
         attempts: Sequence[Episode] = (),
     ) -> Policy:
         """A Bradley-Terry reward model on pairs, from the policy's adapter. attempts: the agent's episodes, by
-        which it is told what the best of n would gain."""
+        which it is told what the best of n would gain. Raises NothingToLearn without pairs."""
         if not pairs:
             raise NothingToLearn("no two episodes of one instance differ in their verdict")
-        inputs = {"pairs": content(pairs), "attempts": content(attempts)}
-        return self._train(
-            "reward-model",
-            options,
-            inputs,
-            lambda run, adapter: rm.reward_model(
-                run, self.context, pairs, options, start=adapter, attempts=attempts
-            ),
-            policy,
-        )
+        more = {"attempts": attempts}
+        return self._train("reward-model", reward_model, [pairs], options, policy, **more)
 
     def step_model(
         self,
@@ -530,54 +435,55 @@ class Experiment:
         options: RewardModel,
     ) -> Policy:
         """A step head: at each turn's end it is to say the value there, `step_values` of each episode."""
-        inputs = {"episodes": content(episodes), "values": sha256_of(values)}
-        return self._train(
-            "step-model",
-            options,
-            inputs,
-            lambda run, adapter: rm.step_model(
-                run, self.context, episodes, values, options, start=adapter
-            ),
-            policy,
-        )
+        return self._train("step-model", step_model, [episodes, values], options, policy)
 
     def episode_rewards(self, model: Policy, episodes: Sequence[Episode]) -> list[float]:
         """What a reward model says of each episode."""
-        return rm.episode_rewards(self.context, model.adapter, episodes)
+        return episode_rewards(self.context, model.adapter, episodes)
 
     def step_rewards(self, model: Policy, episodes: Sequence[Episode]) -> list[Tensor]:
         """What a step head says of each turn, (turns,) of each episode."""
-        return rm.step_rewards(self.context, model.adapter, episodes)
+        return step_rewards(self.context, model.adapter, episodes)
 
     def average(self, *policies: Policy) -> Policy:
         """The mean of the policies' weights (WiSE-FT)."""
-        inputs = {"policies": [policy.sha256 for policy in policies]}
+        inputs = {"policies": content(policies)}
         adapters = [policy.adapter for policy in policies]
-        return self._train("average", None, inputs, lambda run, _: average(run, adapters), None)
+
+        def make(folder: Path) -> None:
+            average(RunFolder(folder, inputs), adapters)
+
+        return self._named("average", self.stage("average", {}, inputs, make))
 
     def _train(
         self,
         name: str,
-        options: Optimizer | None,
-        inputs: dict,
-        learn: Callable[[RunFolder, Path | None], Path],
+        learner: Callable[..., Path],
+        data: list,
+        options: Optimizer,
         start: Policy | None,
+        **more,
     ) -> Policy:
-        settings = {"options": asdict(options)} if options else {}
-        if start is None and options:
-            settings["lora"] = asdict(self.options.lora)
-        inputs = {"start": start.sha256 if start else None, **inputs}
+        """A stage in which a learner makes an adapter of data, from the policy `start`."""
+        settings = {"options": asdict(options)}
+        inputs = {
+            key: content(value) for key, value in {"data": data, "start": start, **more}.items()
+        }
+        adapters = {key: value.adapter for key, value in more.items() if isinstance(value, Policy)}
+        first = start.adapter if start else None
 
         def make(folder: Path) -> None:
-            learn(
-                RunFolder(folder, {**settings, "inputs": inputs}), start.adapter if start else None
-            )
+            run = RunFolder(folder, {**settings, "inputs": inputs})
+            learner(run, self.context, *data, options, start=first, **{**more, **adapters})
 
-        folder = self.stage(name, settings, inputs, make)
+        return self._named(name, self.stage(name, settings, inputs, make))
+
+    def _named(self, name: str, folder: Path) -> Policy:
         self._names[name] = self._names.get(name, 0) + 1
-        shown = name if self._names[name] == 1 else f"{name}-{self._names[name]}"
-        self.curves[shown] = folder
-        return self.policy(folder / "adapter", shown)
+        if self._names[name] > 1:
+            name = f"{name}-{self._names[name]}"
+        self.curves[name] = folder
+        return self.policy(folder / "adapter", name)
 
     def policy(self, adapter: Path, name: str = "start") -> Policy:
         """An adapter from elsewhere as a policy."""
@@ -699,19 +605,24 @@ def sha256_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
-def content(items: Sequence) -> str:
-    """SHA-256 of episodes or pairs, whatever they cost and wherever their player's adapter is kept."""
-    digest = hashlib.sha256()
-    for item in items:
-        sides = [item] if isinstance(item, Episode) else [item.chosen, item.rejected]
-        for side in sides:
-            if isinstance(side, Episode):
-                player = side.policy.rpartition("@")[2]
-                digest.update(replace(side, policy=player, cost=None).to_json().encode())
-            else:
-                digest.update(repr(side).encode())
-        digest.update(getattr(item, "source", "").encode() + b"\n")
-    return digest.hexdigest()
+def content(value: object) -> str:
+    """SHA-256 of all that a stage reads: episodes whatever they cost, policies wherever their adapter is kept."""
+    return sha256_of(_plain(value))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Episode):
+        player = value.policy.rpartition("@")[2]  # its fingerprint, without the adapter's place
+        return asdict(replace(value, policy=player, cost=None))
+    if isinstance(value, Policy):
+        return value.sha256
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
 
 
 def adapter_sha256(adapter: Path) -> str:

@@ -204,8 +204,21 @@ def leave(
         pairs=pairs,
     )
     run.log(result_metrics(result))
-    again = ["--model", run.options.model, "--tasks", run.options.tasks, "--out", "runs/evaluation"]
-    again += ["--adapters", f"{first.name}={first.adapter}", f"{name}={out / 'adapter'}"]
+    again = [
+        "--model",
+        run.options.model,
+        "--world",
+        run.options.world,
+        "--tasks",
+        run.options.tasks,
+    ]
+    again += [
+        "--out",
+        "runs/evaluation",
+        "--adapters",
+        f"{first.name}={first.adapter}",
+        f"{name}={out / 'adapter'}",
+    ]
     print(f"""
 {sum(result["seconds"].values()):.0f} seconds in all
 report    {out / "report.html"}

@@ -35,7 +35,7 @@ PAUSE_S = 1.0
 "To look, where somebody only watches."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Browse(Checked):
     """Let an agent act on a page outside the benchmark, confined to the page's origin."""
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from envs.protocol import Outcome, World
+from minidpo.memory.context import ContextOptions
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import GIB, Machine, multiplies_bfloat16
 from minidpo.memory.packing import pack
@@ -24,12 +25,11 @@ from minidpo.system.command_line import as_started
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, kw_only=True)
+class Check(ContextOptions):
     """Check this machine: Python, PyTorch, disk, world, model, memory, GPU; a line for each."""
 
     model: str = "smollm2"
-    "the model to load: folder, hub id, GGUF file, or smollm2"
     out: Path = Path("runs")
     "where runs are to be written"
     track: Literal["mlflow"] | None = None

@@ -11,29 +11,23 @@ Differs from the paper: instances are new in each round; a share of the agent's 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.selection import distinct, paid
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive, Share
+from minidpo.system.ranges import Positive, Share
 
 
 @dataclass(frozen=True)
-class AgentEvol(Checked):
+class AgentEvol(Exploring):
     """AgentEvol: each round trains a new policy on demonstrations and own episodes, weighed by their reward."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
     rounds: Positive[int] = 4
-    "how often to explore and train"
-    instances: Positive[int] = 24
-    "instances of each task explored in a round"
     group: Positive[int] = 1
-    "episodes of each instance explored"
     threshold: Share[Positive[float]] = 1.0
     "least reward of an episode that is imitated"
     share: Share[Positive[float]] = 1.0
     "share of the agent's episodes that is drawn of these; the demonstrations are all taken"
-    sft: SFT = SFT(steps=100)
     imitation: SFT = SFT(epochs=1, lr=1e-5)
 
 

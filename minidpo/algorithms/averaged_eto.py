@@ -2,7 +2,7 @@
 
     π_0   imitates the demonstrations
     π_1   goes on with its own successes on new instances
-    each round: π plays new instances once, more of the tasks whose verdicts are mixed
+    each round: π plays new instances, more of the tasks whose verdicts are mixed
                 a golden episode of the same instance ≻ what failed; solved instances are rehearsed
                 π ← the mean of π and DPO(π) on these pairs
 
@@ -14,6 +14,7 @@ On all of MiniWoB++, SmolLM2, six rounds made by hand: +9.0 points over SFT (doc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.curriculum import most_mixed
 from minidpo.data.episodes import instances_of
 from minidpo.data.pairs import contrast, unpaired_successes
@@ -21,19 +22,16 @@ from minidpo.data.selection import solved
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.dpo import DPO
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.ranges import NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class AveragedETO(Checked):
+class AveragedETO(Exploring):
     """The recipe of minidpo/miniwob: imitation of own successes, then ETO on new instances with averaging."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
     rounds: Positive[int] = 6
-    "how often to explore and train after the first imitation"
     instances: Positive[int] = 8
-    "instances a task explored in a round, on the average"
+    group: Positive[int] = 1
     rehearse: NotNegative[int] = 2
     "solved episodes of instances without a pair that each DPO step imitates"
     sft: SFT = SFT(epochs=5, batch=2)
@@ -44,12 +42,12 @@ class AveragedETO(Checked):
 def averaged_eto(run: Experiment, o: AveragedETO) -> Iterator[Policy]:
     policy = run.sft(run.demonstrations(o.demonstrations), o.sft)
     yield policy
-    played = run.play(policy, run.instances(o.instances))
+    played = run.play(policy, run.instances(o.instances), o.group)
     policy = run.sft(solved(played), o.imitation, start=policy)
     yield policy
     for _ in range(o.rounds):
         counts = most_mixed(run.success_by_task(policy), o.instances)
-        played = run.play(policy, run.instances(counts))
+        played = run.play(policy, run.instances(counts), o.group)
         pairs = contrast(run.experts(instances_of(played)), played)
         rehearsed = unpaired_successes(played, pairs, run.seed)
         trained = run.dpo(policy, pairs, o.dpo, rehearsed=rehearsed, rehearse=o.rehearse)

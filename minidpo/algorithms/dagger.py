@@ -11,25 +11,20 @@ On SmolLM2: +8.7 points over SFT, 20 below DPO (docs/learners.md, `dagger`).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.selection import answers_of_experts, distinct
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class DAgger(Checked):
+class DAgger(Exploring):
     """DAgger: imitate the experts' answers in states that the agent reached."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
-    rounds: Positive[int] = 1
-    "how often to explore and train"
-    instances: Positive[int] = 24
-    "instances of each task explored in a round"
+    group: Positive[int] = 1
     states: Positive[int] = 1
     "states of each instance in which the expert is asked"
-    sft: SFT = SFT(steps=100)
     imitation: SFT = SFT(lr=2e-4)
 
 
@@ -38,7 +33,7 @@ def dagger(run: Experiment, o: DAgger) -> Iterator[Policy]:
     policy = run.sft(imitated, o.sft)
     yield policy
     for _ in range(o.rounds):
-        played = run.play(policy, run.instances(o.instances), o.states)
+        played = run.play(policy, run.instances(o.instances), o.group)
         imitated = imitated + answers_of_experts(run.ask_experts(played, o.states))
         policy = run.sft(distinct(imitated), o.imitation)
         yield policy

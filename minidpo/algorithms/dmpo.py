@@ -13,24 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from minidpo.algorithms.rounds import Demonstrated
 from minidpo.data.episodes import instances_of
 from minidpo.data.pairs import contrast, is_noisy
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.dpo import DPO
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class DMPO(Checked):
+class DMPO(Demonstrated):
     """DMPO: ETO's pairs of whole episodes under a loss that weighs earlier turns more."""
 
     demonstrations: Positive[int] = 50
-    "golden episodes of each task; their instances are what is explored"
-    rounds: Positive[int] = 1
-    "how often to explore and train"
     group: Positive[int] = 1
-    "attempts at each demonstrated instance in a round"
     losers: Literal["all", "noisy", "clean"] = "noisy"
     "which failures are rejected: all; those with unusable or repeated actions; those without"
     sft: SFT = SFT(epochs=3, batch=64, lr=2e-5, warmup=0.03)

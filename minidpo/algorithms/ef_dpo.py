@@ -12,26 +12,16 @@ Differs from the report: several rounds are possible, each on new instances.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.pairs import outcome_pairs
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.dpo import DPO
-from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
 
 
 @dataclass(frozen=True)
-class EFDPO(Checked):
+class EFDPO(Exploring):
     """EF-DPO: SFT on a few demonstrations, then DPO on own successes over own failures."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
-    rounds: Positive[int] = 1
-    "how often to explore and train"
-    instances: Positive[int] = 24
-    "instances of each task explored in a round"
-    group: Positive[int] = 8
-    "episodes of each instance explored"
-    sft: SFT = SFT(steps=100)
     dpo: DPO = DPO(steps=50, beta=0.1)
 
 

@@ -17,24 +17,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from minidpo.algorithms.rounds import Demonstrated
 from minidpo.data.episodes import instances_of
 from minidpo.data.pairs import contrast, stepwise_pairs
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.dpo import DPO
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class ETO(Checked):
+class ETO(Demonstrated):
     """ETO: SFT on demonstrations, then DPO on demonstrations against own attempts at their instances."""
 
     demonstrations: Positive[int] = 50
-    "golden episodes of each task; their instances are what is explored"
     rounds: Positive[int] = 3
-    "how often to explore and train"
     group: Positive[int] = 1
-    "attempts at each demonstrated instance in a round"
     contrast: Literal["episodes", "steps", "mixture"] = "episodes"
     "what is compared: whole episodes; the next action after golden steps (appendix C); both"
     sft: SFT = SFT(epochs=3, batch=64, lr=2e-5, warmup=0.03)

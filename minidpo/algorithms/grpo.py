@@ -21,6 +21,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.episodes import Episode
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.policy_gradient import (
@@ -31,25 +32,16 @@ from minidpo.learning.policy_gradient import (
     mixed_groups,
     rloo_advantages,
 )
-from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, NotNegative, Positive, Share
+from minidpo.system.ranges import NotNegative, Positive, Share
 
 ADVANTAGES = {"grpo": grpo_advantages, "dr-grpo": dr_grpo_advantages, "rloo": rloo_advantages}
 
 
 @dataclass(frozen=True)
-class Groups(Checked):
+class Groups(Exploring):
     """What GRPO and its relatives have in common."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes for each task"
     rounds: Positive[int] = 2
-    "how often to play and train"
-    instances: Positive[int] = 16
-    "new instances of each task in a round"
-    group: Positive[int] = 8
-    "episodes for each instance"
-    sft: SFT = SFT()
     gradient: PolicyGradient = PolicyGradient()
 
 

@@ -15,33 +15,27 @@ except on held-out instances. As in the formula, Σ R_step pays more for a longe
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
+from minidpo.data.pairs import whole
 from minidpo.data.values import values_of
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.ppo import PPO, after_last_turn
 from minidpo.learning.rm import RewardModel
-from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, NotNegative, Positive
+from minidpo.system.ranges import NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class R3(Checked):
+class R3(Exploring):
     """PPO on the verdict and on a learned reward of each step."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes for each task"
     rounds: Positive[int] = 2
-    "how often to play, to train the step head anew, and to train the policy"
-    instances: Positive[int] = 16
-    "new instances of each task in a round"
     group: Positive[int] = 4
-    "episodes for each instance"
     continuations: Positive[int] = 4
     "episodes that go on from each step, to estimate its value"
     alpha: NotNegative[float] = 1.0
     "weight of the verdict, paid after the last turn"
     beta: NotNegative[float] = 0.5
     "weight of the step head's reward of each turn"
-    sft: SFT = SFT()
     step_model: RewardModel = RewardModel()
     ppo: PPO = PPO(kl=0.1, kl_target=None)
 
@@ -50,7 +44,7 @@ def r3(run: Experiment, o: R3) -> Iterator[Policy]:
     policy = reference = run.sft(run.demonstrations(o.demonstrations), o.sft)
     yield policy
     for _ in range(o.rounds):
-        played = run.play(policy, run.instances(o.instances), group=o.group, on_policy=True)
+        played = whole(run.play(policy, run.instances(o.instances), group=o.group, on_policy=True))
         continued = run.continue_from(policy, played, o.continuations)
         values = values_of(played, [*played, *continued])
         known = [n for n, of_turns in enumerate(values) if None not in of_turns]

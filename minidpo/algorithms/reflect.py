@@ -1,7 +1,7 @@
 """Reflection: a failure is told to the agent, it says what went wrong, and tries again after its own words.
 
     π_0   imitates the demonstrations
-    each round: π plays each of some new instances
+    each round: π plays some new instances
                 where it failed, it is shown its attempt and asked what went wrong; it plays the instance again
                 with that in its prompt
                 a new π imitates the demonstrations and all successes so far, without the words
@@ -13,25 +13,20 @@ trained into the weights, and they are not kept for later episodes.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.selection import distinct, solved
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class Reflection(Checked):
+class Reflection(Exploring):
     """Reflection: failures are tried again after the agent's own words; successes are imitated without them."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
-    rounds: Positive[int] = 1
-    "how often to explore and train"
-    instances: Positive[int] = 24
-    "instances of each task explored in a round"
+    group: Positive[int] = 1
     retries: Positive[int] = 4
     "attempts after the words"
-    sft: SFT = SFT(steps=100)
     imitation: SFT = SFT(lr=2e-4)
 
 
@@ -40,7 +35,7 @@ def reflection(run: Experiment, o: Reflection) -> Iterator[Policy]:
     policy = run.sft(imitated, o.sft)
     yield policy
     for _ in range(o.rounds):
-        played = run.play(policy, run.instances(o.instances))
+        played = run.play(policy, run.instances(o.instances), o.group)
         failed = [e for e in played if not e.solved and e.turns]
         again = run.reflect(policy, failed, o.retries)
         imitated = imitated + solved(played) + solved(again)

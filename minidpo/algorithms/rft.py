@@ -13,29 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from minidpo.algorithms.rounds import Exploring
 from minidpo.data.selection import distinct, solved, weights_by_advantage
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class RFT(Checked):
+class RFT(Exploring):
     """RFT: SFT on demonstrations, then on own episodes, filtered by their verdict or weighed by it."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes of each task"
-    rounds: Positive[int] = 1
-    "how often to explore and train"
-    instances: Positive[int] = 24
-    "instances of each task explored in a round"
-    group: Positive[int] = 8
-    "episodes of each instance explored"
     weighting: Literal["filtered", "advantage"] = "filtered"
     "filtered: successes alone, from the base on; advantage: all episodes by their advantage, going on from π"
     temperature: Positive[float] = 0.5
     "τ of the advantage weighting: towards 0 the best alone, large: all alike"
-    sft: SFT = SFT(steps=100)
     imitation: SFT = SFT(lr=2e-4)
 
 

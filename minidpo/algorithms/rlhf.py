@@ -14,27 +14,19 @@ to a mean of 0, because the value function learns its mean.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minidpo.data.pairs import outcome_pairs
+from minidpo.algorithms.rounds import Exploring
+from minidpo.data.pairs import outcome_pairs, whole
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.ppo import PPO, after_last_turn
 from minidpo.learning.rm import RewardModel
-from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class RLHF(Checked):
+class RLHF(Exploring):
     """A reward model, then PPO."""
 
-    demonstrations: Positive[int] = 5
-    "golden episodes for each task"
     rounds: Positive[int] = 2
-    "how often to play and train, after the reward model"
-    instances: Positive[int] = 16
-    "new instances of each task in a round, and for the reward model"
-    group: Positive[int] = 8
-    "episodes for each instance"
-    sft: SFT = SFT()
     reward_model: RewardModel = RewardModel()
     ppo: PPO = PPO()
 
@@ -43,9 +35,11 @@ def rlhf(run: Experiment, o: RLHF) -> Iterator[Policy]:
     policy = reference = run.sft(run.demonstrations(o.demonstrations), o.sft)
     yield policy
     compared = run.play(policy, run.instances(o.instances), group=o.group)
-    reward_model = run.reward_model(policy, outcome_pairs(compared), o.reward_model)
+    reward_model = run.reward_model(
+        policy, outcome_pairs(compared), o.reward_model, attempts=compared
+    )
     for _ in range(o.rounds):
-        played = run.play(policy, run.instances(o.instances), group=o.group, on_policy=True)
+        played = whole(run.play(policy, run.instances(o.instances), group=o.group, on_policy=True))
         rewards = after_last_turn(run.episode_rewards(reward_model, played), played)
         policy = run.ppo(policy, played, o.ppo, rewards=rewards, reference=reference)
         yield policy

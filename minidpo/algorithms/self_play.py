@@ -11,24 +11,21 @@ golden episode; of equal successes on one instance one is imitated.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minidpo.algorithms.rounds import Rounds
 from minidpo.data.pairs import outcome_pairs
 from minidpo.data.selection import distinct, solved
 from minidpo.experiment import Experiment, Policy
 from minidpo.learning.dpo import DPO
 from minidpo.learning.sft import SFT
-from minidpo.system.ranges import Checked, Positive
+from minidpo.system.ranges import Positive
 
 
 @dataclass(frozen=True)
-class SelfPlay(Checked):
+class SelfPlay(Rounds):
     """Self-play: imitate what the base model solved by itself, then DPO on own outcomes."""
 
-    rounds: Positive[int] = 1
-    "how often to explore and train after the first imitation"
     instances: Positive[int] = 24
     "instances of each task explored in a round"
-    group: Positive[int] = 8
-    "episodes of each instance explored"
     sft: SFT = SFT(lr=2e-4)
     dpo: DPO = DPO()
 

@@ -3,7 +3,7 @@ train sft` where minidpo is installed; likewise `collect`, `evaluate` and `check
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,7 @@ from minidpo.commands import by_hand
 from minidpo.commands.algorithms import plan, plans_for, run_file, run_named
 from minidpo.commands.play import CollectCommand
 from minidpo.commands.play import collect as collect_episodes
-from minidpo.memory.context import Context
-from minidpo.memory.machine import Machine
-from minidpo.model.checkpoint import NANO
+from minidpo.memory.context import ContextOptions
 from minidpo.results.evaluate import EvaluateCommand
 from minidpo.results.evaluate import evaluate as evaluate_adapters
 from minidpo.results.publish import PushCommand, push
@@ -34,27 +32,12 @@ from minidpo.system.command_line import (
 CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 
 
-@dataclass(frozen=True)
-class CheckCommand(Check):
-    """Check this machine: Python, PyTorch, disk, world, model, memory, GPU; a line for each."""
-
-    world: str = "miniwob"
-    "the world that is to be played"
-    machine: Machine = field(default_factory=Machine)
-
-
 @dataclass(frozen=True, kw_only=True)
-class BrowseCommand(Browse):
+class BrowseCommand(Browse, ContextOptions):
     """Let an agent act on a page outside the benchmark, confined to the page's origin."""
 
-    model: str = NANO
-    "the base model: folder, hub id, GGUF file, or smollm2"
-    seed: int = 1
-    "of all that is random"
-    machine: Machine = field(default_factory=Machine)
 
-
-def run_check(command: CheckCommand) -> None:
+def run_check(command: Check) -> None:
     def need(config: Path) -> Need:
         plans = plans_for(config)
         return Need(plans.peak, plans.limit, plans.setup.cuda)
@@ -64,8 +47,7 @@ def run_check(command: CheckCommand) -> None:
 
 
 def run_browse(command: BrowseCommand) -> dict:
-    context = Context(command.model, envs.world("miniwob"), command.seed, command.machine)
-    return browse(command, context)
+    return browse(command, command.context())
 
 
 BY_HAND: dict[str, tuple[type, Callable]] = {
@@ -76,7 +58,7 @@ BY_HAND: dict[str, tuple[type, Callable]] = {
     "rm": (by_hand.RMCommand, by_hand.run_rm),
     "average": (by_hand.AverageCommand, by_hand.run_average),
     "push": (PushCommand, lambda command: processes.on_rank_0(push, command)),
-    "check": (CheckCommand, run_check),
+    "check": (Check, run_check),
 }
 TRAIN = {**{name: partial(run_named, name) for name in ALGORITHMS}, "run": run_file, "plan": plan}
 

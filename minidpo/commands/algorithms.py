@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 import inspect
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -108,8 +109,9 @@ def load_page(place: str) -> Algorithm:
     path = Path(file)
     if not file or not path.is_file():
         raise ValueError(f"{place}: no such page; name it as FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # by which tyro finds the help texts in the source
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a user's code may raise anything while it is read

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import envs
 from minidpo.algorithms.grpo import ADVANTAGES
 from minidpo.data import trl_files
 from minidpo.data.episodes import Episode, read, read_all
@@ -29,26 +28,19 @@ from minidpo.learning.ppo import PPO, after_last_turn, ppo
 from minidpo.learning.rm import RewardModel, reward_model
 from minidpo.learning.rollouts import own_rollouts
 from minidpo.learning.sft import SFT, sft
-from minidpo.memory.context import Context
+from minidpo.memory.context import ContextOptions
 from minidpo.memory.lora import LoRAConfig, located, read_config
-from minidpo.memory.machine import Machine
-from minidpo.model.checkpoint import NANO
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
-from minidpo.system.ranges import Checked, Seed
+from minidpo.system.ranges import Checked
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tracking import Tracker
 
 
-@dataclass(frozen=True)
-class Command(Checked):
+@dataclass(frozen=True, kw_only=True)
+class Command(ContextOptions):
     """What all commands have that train a model."""
 
-    model: str = NANO
-    "the base model: folder, hub id, GGUF file, or smollm2"
-    _: KW_ONLY
-    world: str = "miniwob"
-    "the world that the episodes are from"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "episodes, as collect.py writes them; for sft and dpo also conversations, as TRL has them"
     adapter: Path | None = Path("runs/sft/adapter")
@@ -57,9 +49,6 @@ class Command(Checked):
     "run folder: adapter/, metrics.jsonl, config.json"
     track: Tracker | None = None
     "copy each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard)"
-    seed: Seed = 1
-    "of all that is random"
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
         super().__post_init__()
@@ -67,9 +56,6 @@ class Command(Checked):
         for path, count in counts.items():
             if count > 1:
                 raise ValueError(f"{path} is named twice, and what is in it would count twice")
-
-    def context(self) -> Context:
-        return Context(self.model, envs.world(self.world), self.seed, self.machine)
 
     def open_run(self, **adapters: Path | None) -> RunFolder:
         """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or
@@ -90,7 +76,7 @@ class Command(Checked):
         return RunFolder(self.out, {**asdict(self), **hashes})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SFTCommand(Command):
     """Fine-tune LoRA adapters on episodes: demonstrations, or what an agent solved by itself."""
 
@@ -128,7 +114,7 @@ def imitated(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DPOCommand(Command):
     """Train an adapter on pairs of episodes, of which one went better."""
 
@@ -209,7 +195,7 @@ def pairs_of(command: DPOCommand) -> list:
     return unpaired(episodes, command.seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GRPOCommand(Command):
     """Train an adapter on its own episodes by their advantage over others of the same instance."""
 
@@ -232,7 +218,7 @@ def run_grpo(command: GRPOCommand) -> Path:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOCommand(Command):
     """Train an adapter and a value function on the adapter's own episodes and their verdicts."""
 
@@ -257,7 +243,7 @@ def run_ppo(command: PPOCommand) -> Path:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RMCommand(Command):
     """Train a reward model: a scalar head and an adapter that order episodes."""
 

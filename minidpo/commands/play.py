@@ -1,6 +1,6 @@
 """collect.py: episodes by an agent or by the scripted experts, one JSON line each."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -9,21 +9,14 @@ from minidpo.acting.collect import play_to_file, print_counts
 from minidpo.acting.jobs import make_jobs, split_instances, with_shots
 from minidpo.acting.policies import Sampling, expert_policy, model_policy
 from minidpo.data.episodes import read
-from minidpo.memory.context import Context
-from minidpo.memory.machine import Machine
-from minidpo.model.checkpoint import NANO
-from minidpo.system.ranges import Checked, NotNegative, Positive, Seed
+from minidpo.memory.context import ContextOptions
+from minidpo.system.ranges import NotNegative, Positive
 
 
-@dataclass(frozen=True)
-class CollectCommand(Checked):
+@dataclass(frozen=True, kw_only=True)
+class CollectCommand(ContextOptions):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
 
-    model: str = NANO
-    "the base model: folder, hub id, GGUF file, or smollm2"
-    _: KW_ONLY
-    world: str = "miniwob"
-    "the world that is played"
     policy: Literal["model", "expert"] = "model"
     "who acts"
     adapter: Path | None = None
@@ -48,10 +41,7 @@ class CollectCommand(Checked):
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
     watch: bool = False
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
-    seed: Seed = 1
-    "of all that is random"
     sampling: Sampling = field(default_factory=Sampling)
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
         super().__post_init__()
@@ -67,7 +57,7 @@ class CollectCommand(Checked):
 
 def collect(command: CollectCommand) -> dict:
     """Play what is asked for. Returns counts: episodes, env_errors, and of each outcome."""
-    context = Context(command.model, envs.world(command.world), command.seed, command.machine)
+    context = command.context()
     world = context.world
     world.require(command.watch)
     tasks = envs.resolve(world, command.tasks)

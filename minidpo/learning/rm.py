@@ -260,7 +260,7 @@ def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tup
     prompts = {side.first_prompt for side in sides}
     order = sorted(prompts, key=lambda prompt: random.Random(f"{seed} {prompt}").random())
     number = max(1, round(share * len(order)))
-    if number == len(order):
+    if number >= len(order):
         raise NothingToLearn(
             f"all {len({side.instance for side in sides})} instances to learn from would be held "
             "out: explore more, whose first pages differ, or lower held_out"
@@ -424,19 +424,10 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
 
 
 def print_held_out(run: RunFolder) -> None:
-    """Print what the held-out instances say: attempts, confidence and the rest."""
+    """Print what the held-out instances say, a line each."""
     result = read_result(run.folder / "result.json")
-    best = result.get("best_of_n")
-    if best:
-        print(
-            f"picks the best of {best['attempts'] / best['instances']:.3g} attempts at "
-            f"{best['instances']} held-out instances: {best['picked']:.1%} solved "
-            f"({best['low']:.1%} - {best['high']:.1%}), a random pick {best['random']:.1%}, "
-            f"an oracle {best['oracle']:.1%}"
-        )
-    for part in result.get("reliability", ()):
-        print(
-            f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of {part['pairs']} pairs"
-        )
-    for name, value in result["held_out"].items():
-        print(f"held out: {name.replace('_', ' ')} {value:{',' if type(value) is int else '.4g'}}")
+    for part in ("held_out", "best_of_n"):
+        numbers = result.get(part, {})
+        told = [f"{name.replace('_', ' ')} {round(value, 4):,}" for name, value in numbers.items()]
+        if told:
+            print(f"{part.replace('_', ' ')}: {', '.join(told)}")

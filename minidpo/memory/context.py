@@ -1,9 +1,12 @@
-"""What all stages of a run share."""
+"""What all stages of a run share, and the options that choose it."""
 
 from dataclasses import dataclass, field
 
+import envs
 from envs.protocol import World
 from minidpo.memory.machine import Machine
+from minidpo.model.checkpoint import NANO
+from minidpo.system.ranges import Checked, Seed
 
 
 @dataclass(frozen=True)
@@ -14,3 +17,20 @@ class Context:
     world: World
     seed: int = 1
     machine: Machine = field(default_factory=Machine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextOptions(Checked):
+    """Which model acts or learns, in which world, on which machine."""
+
+    model: str = NANO
+    "the base model: folder, hub id, GGUF file, or smollm2"
+    world: str = "miniwob"
+    "where the tasks are: miniwob, toy, or a module of your own"
+    seed: Seed = 1
+    "of all that is random"
+    machine: Machine = field(default_factory=Machine)
+
+    def context(self) -> Context:
+        """The world of that name with the rest. Raises ValueError if there is none."""
+        return Context(self.model, envs.world(self.world), self.seed, self.machine)

@@ -7,7 +7,7 @@ A folder holds one evaluation. It can be continued, and extended by more agents 
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
@@ -20,9 +20,8 @@ from minidpo.acting.policies import Sampling, model_policy
 from minidpo.data.episodes import Episode, read
 from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
-from minidpo.memory.context import Context
-from minidpo.memory.machine import Machine, device_of
-from minidpo.model.checkpoint import NANO
+from minidpo.memory.context import Context, ContextOptions
+from minidpo.memory.machine import device_of
 from minidpo.results.circumstances import circumstances, made_by
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import write_report
@@ -30,7 +29,7 @@ from minidpo.results.success import best_of, comparisons, result_metrics, summar
 from minidpo.results.table import table
 from minidpo.system import processes, run_folder
 from minidpo.system.files import as_json, write_text
-from minidpo.system.ranges import Checked, NotNegative, Positive, Seed
+from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracker, Tracking
 
@@ -49,16 +48,12 @@ FIXED = (
 )
 
 
-@dataclass(frozen=True)
-class EvaluateCommand(Checked):
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(ContextOptions):
     """Success on held-out instances, several adapters side by side."""
 
-    model: str = NANO
-    "the base model: folder, hub id, GGUF file, or smollm2"
     adapters: tuple[str, ...] = ()
     "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
-    world: str = "miniwob"
-    "the world that the agents act in"
     tasks: str = "demo"
     "suites of the world or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
@@ -87,9 +82,6 @@ OUT/NAME-lora.gguf"
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     track: Tracker | None = None
     "copy the results to MLflow (at MLFLOW_TRACKING_URI) or to TensorBoard (OUT/tensorboard)"
-    seed: Seed = 1
-    "of all that is random"
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,7 +108,7 @@ def evaluate(command: EvaluateCommand) -> dict:
         lora.located(folder)
     if command.export:
         return export(command, adapters)
-    context = Context(command.model, envs.world(command.world), command.seed, command.machine)
+    context = command.context()
     context.world.require(command.watch)
     if command.judge:
         require_reward_model(command.judge)

@@ -28,7 +28,7 @@ def render(data: dict, limit: int = LIMIT) -> str:
     - `gain_points`, `p_value`: the last agent against the one before it; None if there is only one
     - `comparisons`: each of three or more agents against the one before it, as `success.comparisons` has them
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share
-      a chart, and so do the rounds of a stage: "dpo", "dpo-2". The steps of "experiment" are stages
+      a chart, and so do the rounds of a stage: "dpo", "dpo-2". The steps of "stages" are those of an experiment
     - `instances`: those to step through, as `replay.shown_instance` returns them; `played`: out of how many
     - `pairs`: each has `task`, `seed`, `source`, `until` (where training cut it), `agents` (the names of two)
       and `chosen` and `rejected` with `outcome` and `tokens`: rows of text, turn of the agent (-1: not its

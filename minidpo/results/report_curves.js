@@ -93,7 +93,7 @@ const RUNNING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
 function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
-  const rows = parts.flatMap(part => part.rows), unit = name === "experiment" ? "stage" : "step";
+  const rows = parts.flatMap(part => part.rows), unit = name === "stages" ? "stage" : "step";
   for (const key of new Set(rows.flatMap(Object.keys))) {
     if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
     (groups[key.replace(side, "")] ??= []).push(key);

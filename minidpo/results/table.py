@@ -10,7 +10,9 @@ def table(result: dict) -> str:
     agents = result["agents"]
     names, rates = list(agents), list(agents.values())
     tasks = list(dict.fromkeys(task for agent in rates for task in agent["tasks"]))
-    width = max(map(len, [*tasks, "valid actions %"]))
+    causes = [agent.get("causes", {}) for agent in rates]
+    every_cause = list(dict.fromkeys(f"  {name}" for counts in causes for name in counts))
+    width = max(map(len, [*tasks, *every_cause, "valid actions %"]))
 
     def row(label: str, cells: Sequence[object]) -> str:
         return f"{label:<{width}}{''.join(f'  {cell:>9}'.ljust(27) for cell in cells)}".rstrip()
@@ -48,11 +50,10 @@ def table(result: dict) -> str:
         for turns in (2**k for k in range(longest.bit_length())):
             lines.append(row(f"  {turns}", [_reward_after(turns, each) for each in rewards]))
 
-    causes = [agent.get("causes", {}) for agent in rates]
-    if any(causes):
+    if every_cause:
         lines.append("failed episodes, by cause:")
-        for cause in dict.fromkeys(name for counts in causes for name in counts):
-            lines.append(row(f"  {cause}", [counts.get(cause, 0) for counts in causes]))
+        for label in every_cause:
+            lines.append(row(label, [counts.get(label.strip(), 0) for counts in causes]))
 
     lines.append(_instances(result, tasks))
     compared = list(result.get("comparisons", ()))

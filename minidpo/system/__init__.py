@@ -1,4 +1,4 @@
-"""Disk, processes and the command line: nothing of the paper stands here, and nothing here imports the rest.
+"""Disk, processes and the command line: nothing of the paper is here, and nothing here imports the rest.
 
 Read `files` first: a file is written whole or not at all, but for logs and episodes, which grow. `tensors`
 does the same for safetensors, `result_file` knows both formats of result.json. `run_folder` is what a

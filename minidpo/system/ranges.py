@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -40,4 +40,9 @@ class Checked:
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""
-        return [f.name for f in fields(self) if f.name in names and vars(self)[f.name] != f.default]
+        found = []
+        for f in fields(self):
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            if f.name in names and vars(self)[f.name] != default:
+                found.append(f.name)
+        return found

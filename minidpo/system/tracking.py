@@ -95,7 +95,7 @@ class Tracking:
             run = note["run"] if note["where"] == store.where else None
         run = store.open(self.title, run, self.settings)
         write_json(self.note, {"version": VERSION, "where": store.where, "run": run})
-        self.store, self.failed, self.bytes_read = store, False, 0
+        self.store, self.bytes_read = store, 0
         atexit.register(self._at_exit)
 
     def _new_numbers(self) -> list[Number]:
@@ -125,7 +125,7 @@ class Tracking:
         self.store.finish(rows, paths)
         print(f"tracked   {self.store.viewer}")
         atexit.unregister(self._at_exit)
-        self.store = None
+        self.store, self.failed = None, False
 
     def _at_exit(self) -> None:
         with suppress(Exception):  # the process ends: nobody would read the error

@@ -42,16 +42,6 @@ def test_answers_that_do_not_depend_on_the_prompt_have_no_information_however_fe
     )
 
 
-@given(st.integers(2, 9), st.integers(2, 5))
-def test_one_template_for_all_has_none_and_an_answer_for_each_prompt_has_the_entropy_of_the_task(
-    m, n
-):
-    same = {prompt: ["template"] * n for prompt in range(m)}
-    own = {prompt: [prompt] * n for prompt in range(m)}
-    assert answer_information(answered(same)) == pytest.approx(0, abs=1e-12)
-    assert answer_information(answered(own)) == pytest.approx(math.log(m))
-
-
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=9))
 def test_answers_that_the_prompt_determines_have_the_collision_entropy_of_the_answers(answer_to):
     shares = [answer_to.count(answer) / len(answer_to) for answer in set(answer_to)]
@@ -94,20 +84,10 @@ def test_order_names_and_lone_answers_change_nothing_and_the_most_is_the_log_of_
     assert found is None or found <= math.log(len(several)) + 1e-9
 
 
-def test_steps_that_were_given_are_not_the_agents_and_instances_with_one_prompt_are_one():
+def test_steps_that_were_given_are_not_the_agents():
     own = answered({1: "aa", 2: "bb"})
     assert answer_information([*own, *answered({3: "cc"}, forced=1)]) == answer_information(own)
     assert answer_information([*own, tiny.episode((), "limit", seed=4)]) == answer_information(own)
-    assert (
-        answer_information(
-            [
-                tiny.episode((word,), seed=seed, index=n, instruction="Click.")
-                for seed, word in enumerate("ab")
-                for n in range(2)
-            ]
-        )
-        is None
-    )
 
 
 def test_attempts_from_two_states_are_not_unlike_by_what_was_given():

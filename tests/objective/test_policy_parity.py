@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minidpo.config import GRPO
-from minidpo.learning.grpo import RolloutBatch, clipped_objective
+from minidpo.learning.policy_gradient import PolicyGradient, RolloutBatch, clipped_objective
 from minidpo.objective.policy_gradient import (
     clipped_loss,
     group_advantages,
@@ -77,7 +76,7 @@ def test_our_step_of_grpo_is_trls_mean_over_all_tokens(kind):
 
     def ours(logps, low, high, kl):
         batch = RolloutBatch(None, [], len(SEQUENCE), ADVANTAGE[SEQUENCE], OLD, REF)
-        return clipped_objective(GRPO(low=low, high=high, kl=kl), batch, logps)[0]
+        return clipped_objective(PolicyGradient(low=low, high=high, kl=kl), batch, logps)[0]
 
     check(kind, ours)
 
