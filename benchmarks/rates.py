@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, mean, stdev
 from typing import NamedTuple
 
 from envs.miniwob.experts.by_task import EXPERTS
@@ -89,11 +89,11 @@ def student_t(degrees: int) -> float:
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean ± t · s / √n of the values of n seeds."""
-    n, mean = len(values), fmean(values)
+    n, middle = len(values), mean(values)
     if n == 1:
-        return Spread(mean, None, None)
+        return Spread(middle, None, None)
     half = student_t(n - 1) * stdev(values) / n**0.5
-    return Spread(mean, mean - half, mean + half)
+    return Spread(middle, middle - half, middle + half)
 
 
 def share(rates: Sequence[float]) -> Spread | None:

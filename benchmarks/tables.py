@@ -3,9 +3,17 @@
     python benchmarks/tables.py          write all tables anew
     python benchmarks/tables.py --list   the tables that there are
 
-A document asks for a table with its name and, where it has a choice, what it is to hold:
+A document asks for a table by its name and what it is to hold, or by a template of its own, in which {RESULT[FIGURE]}
+is a figure of results/RESULT.json:
 
-    <!-- table study sft dpo rft -->
+    <!-- table rows study sft dpo rft -->
+    <!-- end -->
+
+    <!-- table figures
+    | what | MiB |
+    |---|---|
+    | our head | {head_memory[ours_4096_mib]:,.0f} |
+    -->
     <!-- end -->
 """
 
@@ -42,10 +50,9 @@ from minidpo.results.success import mcnemar_exact  # noqa: E402
 from minidpo.system.files import read_json  # noqa: E402
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
-MARK = re.compile(r"(<!-- table ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- table (.*?)\s?-->\n).*?(<!-- end -->)", re.DOTALL)
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task of MiniWoB++
 V1 = "v1 (cf007b6)"
-CREDIT = ("whole", "thirds", "steps", "whole-cut")  # rows of credit.jsonl, which begin with `start`
 
 
 def filled(text: str) -> str:
@@ -53,6 +60,11 @@ def filled(text: str) -> str:
 
     def table(match: re.Match) -> str:
         name, *words = match[2].split()
+        if name == "figures":
+            template = match[2].removeprefix("figures").strip()
+            return match[1] + template.format_map(Results()) + "\n" + match[3]
+        if name == "tasks":  # by envs/miniwob/table.py, because its examples are on the pages
+            return match[0]
         if name not in TABLES:
             raise ValueError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
         head, rows = TABLES[name](*words)
@@ -60,6 +72,14 @@ def filled(text: str) -> str:
         return match[1] + "\n".join(lines) + "\n" + match[3]
 
     return MARK.sub(table, text)
+
+
+class Results(dict):
+    """Results by name, read when they are asked for; figures stand beside a result's other entries."""
+
+    def __missing__(self, name: str) -> dict:
+        result = read_json(RESULTS / f"{name}.json")
+        return result | result.get("figures", {})
 
 
 # ---- cells ----
@@ -98,9 +118,10 @@ def seeds_of(lines: dict[int, dict]) -> str:
 
 def rows_of(name: str, *rows: str) -> Table:
     """Success of a study's rows."""
-    study, suites = studied(recorded(name)), SUITES_OF[name]
+    study, suites = studied(lines_of(name)), SUITES_OF[name]
     head = ["row", "seeds", "golden", "explored", *(f"{suite}, %" for suite in suites)]
-    head += ["turns", "usable, %", "over its start", f"over `{BASE}`", "training, s"]
+    head += ["steps", "usable, %", "against its start", f"against `{BASE}`"]
+    head += [f"{suites[-1]}, against its start", "training, s"]
     table = []
     for row in rows or study:
         lines = study[row]
@@ -117,10 +138,21 @@ def rows_of(name: str, *rows: str) -> Table:
                 f"{100 * sum(each['usable'] for each in played) / max(1, turns):.1f}",
                 gain(compared(study, start_of(row), row, suites[0])),
                 gain(None if row == BASE else compared(study, BASE, row, suites[0])),
+                gain(compared(study, start_of(row), row, suites[-1])),
                 seconds(lines),
             ]
         )
     return head, table
+
+
+def lines_of(name: str) -> list[dict]:
+    """The lines of a study. Suite `report`, the tasks that the EF-DPO report names, is a part of `demo`."""
+    lines = recorded(name)
+    for line in lines:
+        if "demo" in line:
+            solved = line["demo"]["solved"]
+            line["report"] = {"solved": {task: solved[task] for task in SUITES["report"]}}
+    return lines
 
 
 def against(name: str, before: str, suite: str, *rows: str) -> Table:
@@ -168,9 +200,7 @@ def needs(study: Study, row: str) -> tuple[str, str]:
     if "golden" in line:
         return f"{line['golden']:.4g}", f"{line['explored']:.4g}"
     home = {first: row for row, first in FIRST.items()}.get(row, row).replace("sft-best", BASE)
-    config = next(iter(study[home].values())).get("config")
-    if config is None:
-        return "-", "-"
+    config = next(iter(study[home].values()))["config"]
     learn = config["dpo"]["pairs"] if config["learn"] == "dpo" else config["learn"]
     rounds = 0 if row.startswith("sft") else config["rounds"]
     shown = learn in ("expert", "eto", "stepwise", "mixture", "segments")
@@ -185,8 +215,6 @@ def start_of(row: str) -> str:
     """The row of the policy that a row began with."""
     if row.startswith("sft"):
         return "sft" if row == "sft-best" else ""
-    if row in CREDIT:
-        return "start"
     return FIRST.get(row, "sft")
 
 
@@ -344,9 +372,8 @@ def miniwob_cost() -> Table:
 
 
 SUITES_OF = {
-    "study": ("demo", "unseen"),
+    "study": ("demo", "report", "unseen"),
     "learners": ("greedy", "sampled"),
-    "credit": ("greedy",),
 }
 TABLES: dict[str, Callable[..., Table]] = {
     "rows": rows_of,
