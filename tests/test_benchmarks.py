@@ -342,12 +342,3 @@ def test_a_missing_peer_says_how_it_is_made(missing, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         env_speed.main()
     assert f"/tmp/{missing}-venv/bin/pip install" in capsys.readouterr().err
-
-
-def test_the_memory_of_the_browser_is_that_of_all_its_processes():
-    import env_memory
-
-    assert env_memory.browser_processes() == []
-    ((found, seconds),) = asyncio.run(env_memory.measure(pages=2, after=[4]))
-    assert seconds > 0
-    assert 100 < found < 1000 and env_memory.browser_processes() == []
