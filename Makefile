@@ -8,16 +8,17 @@ PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reor
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 
-.PHONY: help setup demo demo-nano test test-all test-dev clean remake
+.PHONY: help setup demo demo-nano test test-all test-dev mutants clean remake
 
 help:
 	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes,"
 	@echo "               40 to 80 on a processor without instructions for bfloat16"
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
-	@echo "make test      the tests, 7 to 16 minutes"
+	@echo "make test      the tests, and ruff, at most 6 minutes"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
+	@echo "make mutants   makes mistakes in the maths and asks which no test notices; hours, and goes on where it was stopped"
 	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
@@ -36,6 +37,13 @@ test-all: setup
 test-dev: setup
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-dev.txt
 	$(PYTEST)
+
+# mutmut keeps what it has found in mutants/; delete that folder to begin anew.
+mutants: setup
+	.venv/bin/python -m pip install --disable-pip-version-check -q $$(grep ^mutmut requirements-dev.txt)
+	MINIDPO_ORACLES=$${MINIDPO_ORACLES:-$(abspath ../shared/oracles)} OMP_NUM_THREADS=1 \
+	  nice -n 10 .venv/bin/python -m mutmut run --max-children 1
+	.venv/bin/python benchmarks/mutants.py
 
 setup: .venv/complete
 	@.venv/bin/python -m envs.miniwob.install

@@ -66,6 +66,7 @@ class Recipe:
     tokenizer: Path | None = Path("minidpo/nano/tokenizer.json")  # None: one is trained
     clumsy: int = 80  # episodes a task
     careful: int = 600
+    alphabet: int = 32  # of the first copying stage, at its beginning
     copy_steps: int = 3000  # at most, in each of the two copying stages
     copy_rows: int = 64
     copy_target: float = 0.95  # share of the known tokens that must be right
@@ -273,7 +274,7 @@ def make_model(
     size = recipe.shape.vocab_size
     stages = {
         "copier-spans": lambda model: learn_to_copy(
-            model, span_batch, recipe, alphabet=min(32, size), share=1.0
+            model, span_batch, recipe, alphabet=recipe.alphabet, share=1.0
         ),
         "copier": lambda model: learn_to_copy(model, line_batch, recipe, alphabet=size, share=0.6),
         "careful": lambda model: imitate(

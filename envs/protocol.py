@@ -87,16 +87,6 @@ MISTAKES = {
 }
 
 
-class Recorded(Protocol):
-    """An episode that is over, as `minidpo/data/episodes.py` records it."""
-
-    task: str
-    instruction: str
-    turns: Sequence  # each has `observation` (text) and `action` (as `render` writes it, or None)
-    reward: float
-    outcome: str
-
-
 class World(Protocol):
     """Tasks, their seeds and rewards, and how an agent speaks about them.
 
@@ -124,10 +114,6 @@ class World(Protocol):
 
     def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
         """So many environments. `watch`: people can see what happens."""
-
-    def progress(self, episode: Recorded) -> float | None:
-        """How near a failed episode came, from 0 to 1; None if that is not known."""
-        return None
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
         """A key of MISTAKES: how what was done differs from the expert's action. `ended`: it failed with it."""

@@ -43,8 +43,8 @@ class Exercise(NamedTuple):
 EXERCISES = {
     1: Exercise(
         "dpo_loss",
-        SEES_H_ALONE
-        + (
+        (
+            *SEES_H_ALONE,
             loss.is_log_2_where_the_policy_is_the_reference,
             loss.pulls_with_half_of_beta_at_first,
             loss.pulls_in_proportion_to_the_chance_of_being_wrong,
@@ -55,8 +55,12 @@ EXERCISES = {
     ),
     2: Exercise(
         "ipo_loss",
-        SEES_H_ALONE
-        + (loss.is_0_where_h_is_1_over_2_beta, loss.is_never_negative, loss.bends_like_h_squared),
+        (
+            *SEES_H_ALONE,
+            loss.is_0_where_h_is_1_over_2_beta,
+            loss.is_never_negative,
+            loss.bends_like_h_squared,
+        ),
     ),
     3: Exercise("scores", scores.SCORES),
     4: Exercise("token_logps", head.LAWS),

@@ -55,7 +55,7 @@ from minidpo.memory.machine import Machine, device_and_dtype
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import files_of
 from minidpo.system import processes
-from minidpo.system.files import as_json, file_sha256, read_json, write_json
+from minidpo.system.files import as_json, file_sha256, read_json, write_json, write_text
 from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder, changed_settings, lock
 from minidpo.system.tracking import Tracker
@@ -512,25 +512,20 @@ class Experiment:
             stem = name
         path, note = self.folder / f"{stem}{suffix}", self.folder / f"{stem}.json"
         key = as_json({"settings": {**self.common, **settings}, "inputs": inputs})
-        processes.on_rank_0(self._claim, path, note, key)
+        processes.on_rank_0(self._claim, path, note, suffix, key)
         found = read_json(note)
         seconds = found["seconds"]
         if not found["done"]:
             began = time.perf_counter()
-            done = False
-            try:
-                make(path)
-                done = True
-            finally:
-                seconds += round(time.perf_counter() - began, 1)
-                record = {"version": VERSION, **key, "done": done, "seconds": seconds}
-                if processes.rank() == 0:
-                    write_json(note, record)
+            make(path)
+            seconds = round(time.perf_counter() - began, 1)  # of a killed stage since its restart
+            record = {"version": VERSION, **key, "done": True, "seconds": seconds}
+            processes.on_rank_0(write_json, note, record)
         kind = name.partition("/")[0]
         self.seconds[kind] = round(self.seconds.get(kind, 0.0) + seconds, 1)
         return path
 
-    def _claim(self, path: Path, note: Path, key: dict) -> None:
+    def _claim(self, path: Path, note: Path, suffix: str, key: dict) -> None:
         """Write the stage's note, unless there is one, or another experiment has the finished stage."""
         if note.is_file():
             found = read_json(note)
@@ -548,17 +543,17 @@ class Experiment:
                     f"--reuse {self.folder} to take what is the same, or delete this stage and what follows"
                 )
             return
-        if self.options.reuse is not None and self._reused(path, note, key):
+        if self.options.reuse is not None and self._reused(path, note, suffix, key):
             return
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"version": VERSION, **key, "done": False, "seconds": 0.0})
 
-    def _reused(self, path: Path, note: Path, key: dict) -> bool:
+    def _reused(self, path: Path, note: Path, suffix: str, key: dict) -> bool:
         for other in sorted(self.options.reuse.rglob("*.json")):
             if not is_note(other):
                 continue
             found = read_json(other)
-            made = other.with_suffix(path.suffix)
+            made = other.with_suffix(suffix)
             if found["done"] and made.exists() and all(found[name] == key[name] for name in key):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 if made.is_dir():
@@ -591,9 +586,8 @@ class Experiment:
     def log(self, record: dict) -> None:
         """Add a line to the experiment's metrics.jsonl; `step` is the number of the stage."""
         self.metrics.append({"step": self._number, **record})
-        if processes.rank() == 0:
-            text = "".join(json.dumps(line) + "\n" for line in self.metrics)
-            (self.folder / "metrics.jsonl").write_text(text)
+        text = "".join(json.dumps(line) + "\n" for line in self.metrics)
+        processes.on_rank_0(write_text, self.folder / "metrics.jsonl", text)
 
 
 def rate(episodes: Sequence[Episode]) -> float:

@@ -60,6 +60,7 @@ def run_algorithm(
             "command": command,
             **circumstances("torch", "playwright", "miniwob", "tokenizers"),
         }
+        run.log(result_metrics(result))
         processes.on_rank_0(leave, run, name, found, best, result)
         processes.on_rank_0(tracking.finish)
     return result
@@ -203,7 +204,6 @@ def leave(
         },
         pairs=pairs,
     )
-    run.log(result_metrics(result))
     again = [
         "--model",
         run.options.model,

@@ -1,7 +1,7 @@
-"""What all tests share: how hard hypothesis tries, what is slow, where the reference values lie.
+"""What all tests share: how hard hypothesis tries, what is slow, where the reference values are.
 
-Three processes run the tests (`make test`: three on two cores, as they often wait for browsers), so each has
-one thread: set here, before anything imports torch, and inherited by the programs that tests start.
+Several processes run the tests (`make test`), often waiting for browsers, so each has one thread. This is set
+here, before anything imports torch, and inherited by the programs that tests start.
 """
 
 import asyncio
@@ -21,43 +21,15 @@ settings.register_profile("ci", derandomize=True, max_examples=100, deadline=Non
 settings.register_profile("deep", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-LONG = [
-    "test_plan",
-    "test_loop",
-    "test_sft_dpo",
-    "test_benchmarks",
-    "test_browser",
-    "test_sampling",
-    "test_processes",
-    "test_exercises",
-    "test_web",
-    "test_nothing_lost",
-    "test_gym",
-    "test_remote",
-    "test_plugin",
-    "test_progress",
-    "test_sight",
-    "test_page",
-    "test_report",
-    "test_check",
-    "test_quantised",
-    "test_reset",
-    "test_kill",
-    "test_loss_laws",
-    "test_ladder",
-    "test_watch",
-    "test_experts",
-    "test_untrusted",
-]
-
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
 
 
 def pytest_collection_modifyitems(config, items):
-    # a worker takes a file at a time: the long ones first, or one works alone on the last of them
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    # A worker takes a file at a time. The largest files first, or one worker ends alone with a long one.
+    size = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: -size[item.path])
     from torch import cuda  # here: torch reads OMP_NUM_THREADS as it is imported
 
     for item in items:
@@ -83,6 +55,14 @@ def oracles():
     return folder
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """What `toy`'s learners start from. Tests write elsewhere."""
+    import toy
+
+    return toy.prepare(tmp_path_factory.mktemp("toy"))
+
+
 @pytest.fixture(scope="module")
 def run():
     """Runs a coroutine; all of a file in one event loop."""
@@ -99,3 +79,11 @@ def env(run):
     run(chromium.__aenter__())
     yield chromium.envs[0]
     run(chromium.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def shelf_base(tmp_path_factory):
+    """A model that opens any box of the toy world. Tests write elsewhere."""
+    import shelf
+
+    return shelf.base(tmp_path_factory.mktemp("shelf") / "base")

@@ -1,6 +1,5 @@
 """On a GPU: the numbers of a CPU, no waiting, no more memory than asked for (`benchmarks/gpu.py`)."""
 
-import contextlib
 import random
 import sys
 from dataclasses import replace
@@ -10,21 +9,19 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from test_ppo import ppo
-from test_sft_dpo import dpo, folder, grpo, sft  # noqa: F401  (folder is a fixture)
+import toy
 
 from benchmarks.answers import generate
 from envs.protocol import Observation
-from minidpo.acting.policies import Job, ModelPolicy
+from minidpo.acting.policies import Job, ModelPolicy, Sampling
 from minidpo.acting.rollout import play
-from minidpo.config import Sampling
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning import trainer
 from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine, limit_allocator
+from minidpo.memory.machine import Machine
 from minidpo.memory.quantised import load_quantised
 from minidpo.model import checkpoint, ggml
 from minidpo.model.attention import additive_mask, attend
@@ -43,12 +40,11 @@ FAMILIES = {
     "untied": {"tie_word_embeddings": False, "num_key_value_heads": 4},
 }
 LEARNERS = {
-    "sft": sft,
-    "dpo": dpo,
-    "kto": partial(dpo, loss="kto"),
-    "grpo": grpo,
-    "ppo": ppo,
-    "muon": partial(sft, optimizer="muon", lr=1e-3),
+    "sft": toy.sft,
+    "dpo": toy.dpo,
+    "kto": partial(toy.dpo, loss="kto"),
+    "grpo": toy.grpo,
+    "ppo": toy.ppo,
 }
 family = pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 
@@ -85,16 +81,6 @@ def adapted(model):
         update = 0.05 * torch.randn(layer.lora_B.shape, generator=torch.Generator().manual_seed(n))
         layer.lora_B.data.copy_(update)
     return model
-
-
-@contextlib.contextmanager
-def no_waiting():
-    """Whatever makes the host wait for the GPU raises an error here."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # the model
@@ -140,15 +126,6 @@ def test_a_mask_and_scores_far_below_0_leave_the_gradient_finite():
     mask = torch.ones(1, 1088, 1088, dtype=torch.bool, device="cuda").tril()
     attend(q, k, v, additive_mask(mask, q)).sum().backward()
     assert all(each.grad.isfinite().all() for each in (q, k, v))
-
-
-def test_bf16_is_as_near_to_fp32_on_a_gpu_as_on_a_cpu():
-    batch, full = trees(), tiny.model()
-    exact = batch_scores(full, batch)
-    half = tiny.model(dtype=torch.bfloat16)
-    here = (batch_scores(half, batch) - exact).norm()
-    there = (batch_scores(half.cuda(), to_device(batch, torch.device("cuda"))).cpu() - exact).norm()
-    assert there < 2 * here + 0.01 * exact.norm()
 
 
 # weights in few bits
@@ -225,36 +202,17 @@ def test_moments_in_8_bits_are_rounded_as_on_a_cpu():
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_training_is_that_of_a_cpu(folder, tmp_path, learner):  # noqa: F811
-    options = {"dropout": 0.0} if learner in ("sft", "muon") else {}  # a GPU draws others
-    _, here = LEARNERS[learner](folder, tmp_path / "cpu", CPU, **options)
-    _, there = LEARNERS[learner](folder, tmp_path / "gpu", GPU, **options)
+def test_a_training_is_that_of_a_cpu(folder, tmp_path, learner):
+    _, here = LEARNERS[learner](folder, tmp_path / "cpu", CPU)
+    _, there = LEARNERS[learner](folder, tmp_path / "gpu", GPU)
     for step, (record, other) in enumerate(zip(here, there, strict=True)):
         if step == 0:  # policy and reference agree: rounding alone says which of a pair is ahead
             record.pop("accuracy", None), other.pop("accuracy", None)
         assert other == pytest.approx(record, rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
-def test_all_that_saves_memory_trains_at_once(folder, tmp_path, stage):  # noqa: F811
-    """A base in 4 bits and bf16, recomputed blocks whose inputs wait on the host, moments in 8 bits."""
-    machine = Machine(
-        device="cuda",
-        quantize="nf4",
-        recompute=True,
-        offload=True,
-        cache=tmp_path / "nf4",
-        memory_gib=4.0,
-    )
-    try:
-        _, log = stage(folder, tmp_path / "out", machine, steps=12, lr=1e-2, optimizer="adamw8bit")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert log[-1]["loss"] < 0.8 * log[0]["loss"]
-
-
-@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
-def test_the_host_waits_once_a_step(folder, tmp_path, stage, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("stage", [toy.sft, toy.dpo], ids=["sft", "dpo"])
+def test_the_host_waits_once_a_step(folder, tmp_path, stage, monkeypatch):
     """Only where the step's numbers come back: batches, passes and optimizers are queued without waiting."""
     transfer, waits = trainer._StepSums.transfer, []
 
@@ -271,19 +229,6 @@ def test_the_host_waits_once_a_step(folder, tmp_path, stage, monkeypatch):  # no
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 5
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_a_killed_training_goes_on_to_the_same_result(folder, tmp_path, learner, monkeypatch):  # noqa: F811
-    stage = LEARNERS[learner]
-    _, whole = stage(folder, tmp_path / "whole", GPU)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_check_step", lambda record: record["step"] < 4 or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            stage(folder, tmp_path / "killed", GPU)
-    _, resumed = stage(folder, tmp_path / "killed", GPU)
-    for record, other in zip(whole, resumed, strict=True):
-        assert other == pytest.approx(record, rel=1e-4, abs=1e-6)
 
 
 # acting
@@ -310,18 +255,6 @@ def test_answers_are_those_of_a_cpu(changes, temperature):
     assert [answer.ids for answer in there] == [answer.ids for answer in here]
     for answer, other in zip(here, there):
         assert other.logps == pytest.approx(answer.logps, abs=1e-5)
-
-
-@family
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_in_bf16_an_answer_has_the_log_probs_that_a_plain_pass_gives_it(changes, temperature):
-    model = tiny.model(dtype=torch.bfloat16, **changes).cuda()
-    requests = requests_of([1, 40, 3, 3, 17])
-    for request, answer in zip(requests, generate(model, requests, 4, temperature)):
-        ids = torch.tensor([request.ids + answer.ids], device="cuda")
-        logps = model.head(model(ids))[0, len(request.ids) - 1 : -1].float().log_softmax(-1)
-        plain = logps.gather(-1, ids[0, len(request.ids) :, None])[:, 0]
-        assert answer.logps == pytest.approx(plain.tolist(), abs=0.1)
 
 
 class Recorded:
@@ -358,15 +291,3 @@ def test_episodes_are_those_of_a_cpu(quantize, tmp_path, run):
 
 
 # memory
-
-
-def test_the_allocator_keeps_to_what_a_run_may_take():
-    device = torch.device("cuda")
-    torch.cuda.empty_cache()
-    limit_allocator(replace(GPU, memory_gib=torch.cuda.memory_reserved() / 2**30 + 1), device)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(2 * 2**30, dtype=torch.uint8, device=device)
-        assert torch.empty(2**27, dtype=torch.uint8, device=device).is_cuda
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,25 +1,11 @@
 """The exercises: minidpo's own functions keep their laws, the holes and plausible mistakes do not."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-import torch
 from hypothesis import Phase
 
-from minidpo import exercises
-from minidpo.data.tree import ancestors, grow
-from minidpo.exercises import EXERCISES, PAGE, broken_laws, main, parts
-from minidpo.laws.ours import nf4
-from minidpo.memory import lora
-from minidpo.memory.adamw8bit import dequantise, maps, quantise
-from minidpo.model.head import token_logps
-from minidpo.model.kvcache import KVCache
-from minidpo.objective.losses import dpo_loss
-from minidpo.objective.policy_gradient import group_advantages
-from minidpo.objective.scores import scores, turn_weights
-from minidpo.objective.variants import ipo_loss
+from minidpo.exercises import EXERCISES, main, parts
 
 HOLE = "    raise NotImplementedError\n"
 
@@ -33,9 +19,6 @@ ANSWERS = {
         [
             ("-F.log", "F.log", "is log 2 where the policy is the reference"),
             ("beta * h", "-beta * h", "pulls with half of beta at first"),
-            ("beta * h", "h", "pulls with half of beta at first"),
-            ("beta * h)", "h) * beta", "is log 2 where the policy is the reference"),
-            ("beta * h", "2 * beta * h", "pulls with half of beta at first"),
             ("beta * h", "0.1 * h", "is the loss at beta 1 of beta times the log probs"),
             ("beta * h)", "beta * h).mean()", "gives each pair a loss of its own"),
             ("- ref_rejected", "+ ref_rejected", "ignores what a prompt adds to the reference"),
@@ -50,11 +33,6 @@ ANSWERS = {
                 "-torch.log(torch.sigmoid(beta * h).clamp(min=1e-12))",
                 "still pulls a pair that is hopelessly lost",
             ),
-            (
-                "beta * h)",
-                "(beta * h).clamp(-20, 20))",
-                "still pulls a pair that is hopelessly lost",
-            ),
         ],
     ),
     2: (
@@ -64,12 +42,7 @@ ANSWERS = {
 """,
         [
             ("1 / (2 * beta)", "1 / beta", "is 0 where h is 1 over 2 beta"),
-            ("1 / (2 * beta)", "beta / 2", "is 0 where h is 1 over 2 beta"),
-            ("h - 1 /", "h + 1 /", "is 0 where h is 1 over 2 beta"),
             ("(h - 1 / (2 * beta)) ** 2", "(h - 1 / (2 * beta)).abs()", "bends like h squared"),
-            ("(2 * beta)) **", "(2 * beta)).clamp(max=0) **", "bends like h squared"),
-            ("** 2", "** 2 / 2", "bends like h squared"),
-            ("** 2", "** 2 * beta", "bends like h squared"),
             (
                 "(h - 1 / (2 * beta)) ** 2",
                 "((h - 1 / (2 * beta)) ** 2).mean()",
@@ -94,18 +67,8 @@ ANSWERS = {
                 "gives a token alone its weight times its log prob",
             ),
             (
-                "torch.where(weight != 0, weight * logps, 0.0)",
-                "torch.where(weight != 0, logps, 0.0)",
-                "gives a token alone its weight times its log prob",
-            ),
-            (
                 "index_add(0, segment, terms)",
                 "index_copy(0, segment, terms)",
-                "adds up over any partition of the tokens",
-            ),
-            (
-                "index_add(0, segment, terms)",
-                "index_add(0, segment, terms) / max(1, len(logps))",
                 "adds up over any partition of the tokens",
             ),
             (
@@ -138,16 +101,9 @@ ANSWERS = {
                 "(-logits).log_softmax",
                 "gives log probs as far apart as the logits",
             ),
-            ("[:, 0]", "[:, 0].mean()", "gives each token what it has alone"),
-            ("targets[:, None]", "targets.roll(1)[:, None]", "gives each token what it has alone"),
             (
                 "logits.log_softmax(1, dtype=real)",
                 "logits.to(real).softmax(1).log()",
-                "is finite in float32 at logits of thousands",
-            ),
-            (
-                "logits.log_softmax(1, dtype=real)",
-                "(l := logits.to(real) - logits.max().detach()) - l.exp().sum(1, keepdim=True).log()",
                 "is finite in float32 at logits of thousands",
             ),
             (", dtype=real", "", "gives float32 for bfloat16"),
@@ -161,17 +117,6 @@ ANSWERS = {
 """,
         [
             ("<=", "<", "shows a query its position plus 1 keys"),
-            (
-                "lengths[:, None] + torch.arange(new)",
-                "torch.arange(new).expand(len(lengths), new)",
-                "shows a query its position plus 1 keys",
-            ),
-            (
-                "lengths[:, None] + torch.arange(new)",
-                "lengths[:, None] + 0 * torch.arange(new) + new - 1",
-                "shows a query its position plus 1 keys",
-            ),
-            ("<=", ">", "shows a query its position plus 1 keys"),
             (
                 "torch.arange(columns)",
                 "torch.arange(columns - 1, -1, -1)",
@@ -194,7 +139,6 @@ ANSWERS = {
                 "leaves its inputs as they were",
             ),
             ("(total / count)[group]", "total[group]", "sums to 0 in each group"),
-            ("(total / count)[group]", "(total / (count - 1))[group]", "sums to 0 in each group"),
             (
                 "(total / count)[group]",
                 "(total / count)[group] + 0 / (count[group] - 1)",
@@ -219,25 +163,8 @@ ANSWERS = {
 """,
         [
             ("alpha / len(a)", "alpha", "acts as the two thin products beside the wide one"),
-            (
-                "alpha / len(a)",
-                "alpha * len(a)",
-                "acts as the two thin products beside the wide one",
-            ),
             ("weight + ", "", "is the weight bit for bit where b is 0"),
-            ("weight + ", "weight - ", "acts as the two thin products beside the wide one"),
-            (
-                "alpha / len(a)",
-                "alpha / len(b)",
-                "acts as the two thin products beside the wide one",
-            ),
             ("weight + ", "weight.add_(1) - 1 + ", "leaves the matrices as they were"),
-            ("(b @ a)", "(a.t() @ b.t())", "is the weight bit for bit where b is 0"),
-            (
-                "(b @ a)",
-                "torch.outer(b @ a @ (x := torch.tensor([1.0, 2, 4]).double()), x) / 21",
-                "acts as the two thin products beside the wide one",
-            ),
         ],
     ),
     8: (
@@ -252,13 +179,6 @@ ANSWERS = {
         [
             ("gamma**t * math", "math", "loses gamma times as much with each turn"),
             ("gamma**t * math", "gamma**(t + 1) * math", "gives the first turn the weight 1"),
-            ("(n_turns - t) * log", "(n_turns - t - 1) * log", "gives the first turn the weight 1"),
-            (
-                "math.expm1((n_turns - t) * log) / math.expm1(n_turns * log)",
-                "1",
-                "loses gamma times as much with each turn",
-            ),
-            ("if gamma in (0, 1)", "if gamma in (0,)", "gives the first turn the weight 1"),
             (
                 "math.expm1((n_turns - t) * log) / math.expm1(n_turns * log)",
                 "(1 - gamma**(n_turns - t)) / (1 - gamma**n_turns)",
@@ -277,14 +197,6 @@ ANSWERS = {
             (
                 "(key <= query) & (query < ends[:, None, :])",
                 "(key <= query).expand(len(ends), -1, -1)",
-                "lets a token read as many as its depth and itself",
-            ),
-            ("query < ends", "query <= ends", "lets a token read as many as its depth and itself"),
-            ("query < ends", "query + 1 < ends", "lets a token read itself"),
-            ("(key <= query) & ", "", "lets a token read as many as its depth and itself"),
-            (
-                "ends[:, None, :]",
-                "ends[:, :, None]",
                 "lets a token read as many as its depth and itself",
             ),
             (
@@ -317,7 +229,6 @@ ANSWERS = {
                 "(torch.searchsorted(LEVELS, unit, right=True) - 1).clamp(min=0)",
                 "gives each weight the nearest of the levels",
             ),
-            ("LEVELS[codes] * largest", "LEVELS[codes]", "keeps the largest of a block"),
             (
                 "codes.to(torch.uint8)",
                 "(codes ^ 8).to(torch.uint8)",
@@ -333,7 +244,6 @@ ANSWERS = {
                 "    LEVELS = torch.cat([torch.linspace(-1, 0, 8), torch.linspace(0, 1, 9)[1:]])\\n    largest",
                 "loses less of normal weights than even levels",
             ),
-            ("codes.to(torch.uint8)", "codes", "keeps a weight of 0"),
         ],
     ),
     11: (
@@ -358,7 +268,6 @@ ANSWERS = {
                 "keeps a moment of 0",
             ),
             ("v.sqrt()", "v", "keeps the largest"),
-            (".square()\\n", "\\n", "keeps the largest"),
             (
                 "torch.bucketize(share, (LEVELS[1:] + LEVELS[:-1]) / 2)",
                 "torch.searchsorted(LEVELS, share)",
@@ -407,72 +316,10 @@ ANSWERS = {
                 "depths.append(depth + 1)",
                 "spells each trajectory along its path",
             ),
-            (
-                "sorted({trajectories[i][depth] for i in members if len(trajectories[i]) > depth})",
-                "[trajectories[i][depth] for i in members if len(trajectories[i]) > depth]",
-                "spells each trajectory along its path",
-            ),
-            ("for i in below:", "for i in below[:1]:", "spells each trajectory along its path"),
-            (
-                "            ends[k] = len(ids)\\n    add",
-                "            ends[k] = k + 1\\n    add",
-                "puts the descendants of a token right behind it up to its end",
-            ),
-            ("[token]]", "[token]][:1]", "spells each trajectory along its path"),
         ],
     ),
 }
-TWICE = (
-    """
-    ids = [token for row in trajectories for token in row]
-    starts = [sum(map(len, trajectories[:i])) for i in range(len(trajectories))]
-    paths = [list(range(s, s + len(row))) for s, row in zip(starts, trajectories)]
-    depths = [t for row in trajectories for t in range(len(row))]
-    return ids, depths, [path[-1] + 1 for path in paths for _ in path], paths
-""",
-    "holds a common beginning once",
-)
 MISTAKES = [(number, *mistake) for number, (_, mistakes) in ANSWERS.items() for mistake in mistakes]
-
-
-def merged(weight, a, b, alpha):
-    """`lora.merge` of a model whose only map is `weight`."""
-    base = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    layer = lora.LoRALinear(base, lora.LoRAConfig(rank=len(a), alpha=alpha), torch.Generator())
-    with torch.no_grad():
-        for parameter, given in ((base.weight, weight), (layer.lora_A, a), (layer.lora_B, b)):
-            parameter.copy_(given)
-        lora.merge(model := torch.nn.ModuleDict({"map": layer}))
-    return model["map"].weight.detach()
-
-
-def visible(lengths, new, columns):
-    cache = KVCache(len(lengths), (1, 1, 1), torch.float32, "cpu")
-    cache.lengths, cache.columns = lengths, columns
-    return cache.visible(new)
-
-
-def moment(v):
-    _, unsigned = maps(v.device)
-    codes, scale = quantise(v.sqrt(), unsigned)
-    return codes, scale, dequantise(codes, scale, unsigned).square()
-
-
-# minidpo's own
-OURS = {
-    1: lambda *four, beta=0.1: dpo_loss(*four, beta),
-    2: lambda *four, beta=0.1: ipo_loss(*four, beta),
-    3: scores,
-    4: token_logps,
-    5: visible,
-    6: lambda reward, group: group_advantages(reward, group, scale=False),
-    7: merged,
-    8: turn_weights,
-    9: ancestors,
-    10: nf4,
-    11: moment,
-    12: grow,
-}
 
 
 def function_of(number, body):
@@ -482,20 +329,6 @@ def function_of(number, body):
     names = {}
     exec(template.replace(HOLE, body), names)
     return names[EXERCISES[number].function]
-
-
-def wrong_laws(number, function):
-    return {law: why for law, why in broken_laws(number, function).items() if why}
-
-
-@pytest.mark.parametrize("number", OURS)
-def test_minidpos_own_function_keeps_all_laws_of_its_exercise(number):
-    assert wrong_laws(number, OURS[number]) == {}
-
-
-@pytest.mark.parametrize("number", EXERCISES)
-def test_an_answer_in_place_of_the_hole_keeps_all_laws(number):
-    assert wrong_laws(number, function_of(number, ANSWERS[number][0])) == {}
 
 
 @pytest.mark.parametrize(
@@ -512,31 +345,6 @@ def test_a_plausible_mistake_breaks_the_law_that_is_there_to_catch_it(number, ol
         broken(
             function_of(number, answer.replace(old, new)), [Phase.generate]
         )  # any case: not the simplest
-
-
-def test_the_mistake_on_the_page_is_told_as_the_page_says():
-    law, answer = "is log 2 where the policy is the reference", ANSWERS[1][0]
-    why = wrong_laws(1, function_of(1, answer.replace("beta * h)", "h) * beta")))
-    assert f"does not hold  {law}: {why[law]}\n" in PAGE.read_text()
-
-
-def test_a_tree_that_shares_nothing_is_caught_by_one_law_alone():
-    body, law = TWICE
-    assert list(wrong_laws(12, function_of(12, body))) == [law]
-
-
-def test_there_are_five_mistakes_of_each_exercise_or_more():
-    assert all(len(ANSWERS[number][1]) >= 5 for number in EXERCISES)
-
-
-@pytest.mark.parametrize("number", EXERCISES)
-def test_the_page_has_the_equation_the_file_and_the_laws(number):
-    section = re.search(
-        rf"^## {number}\. .*?(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
-    )[0]
-    assert section.count("\n**") == 1 and section.count("```python") == 1
-    names = ", ".join(law.__name__.replace("_", " ") for law in EXERCISES[number].laws)
-    assert f"Laws: {names}." in " ".join(section.split())
 
 
 @pytest.mark.parametrize("number", EXERCISES)
@@ -597,38 +405,3 @@ def test_what_cannot_be_checked_is_refused_in_a_line(
     with pytest.raises(ValueError, match=complaint) as refused:
         main(arguments)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "line, error", [("return weight @ weight", "RuntimeError"), ("raise SystemExit", "SystemExit")]
-)
-def test_an_answer_that_raises_breaks_its_laws_with_what_it_raises(
-    line, error, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(f"def merged(weight, a, b, alpha):\n    {line}\n")
-    assert main(["7", "mine.py"]) == 1
-    assert re.search(
-        rf"does not hold  is the weight.*: raises {error}: .*, in line 2 of mine.py",
-        capsys.readouterr().out,
-    )
-
-
-def test_an_answer_that_changes_from_call_to_call_is_told():
-    coin = iter(range(10**9))
-    broken = wrong_laws(8, lambda n_turns, gamma: turn_weights(n_turns, gamma) + (next(coin) == 9))
-    assert "the same input gives one result and then another" in broken.values()
-
-
-def test_without_hypothesis_a_line_says_what_to_install():
-    code = (
-        "import sys, runpy; sys.modules['hypothesis'] = None; "
-        "import importlib.util as u; find = u.find_spec; "
-        "u.find_spec = lambda name: None if name == 'hypothesis' else find(name); "
-        "runpy.run_module('minidpo.exercises', run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=exercises.PAGE.parents[1], text=True, capture_output=True
-    )
-    assert done.returncode == 2
-    assert done.stderr == "the laws need hypothesis: pip install hypothesis\n"

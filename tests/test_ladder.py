@@ -9,14 +9,18 @@ from dataclasses import asdict
 from itertools import cycle, islice
 
 import pytest
-from test_browser import children, left, processes, wait_for
+from process_tree import children, left, processes, wait_for
 
+from benchmarks.make_nano import WORLD, Clumsy
 from envs.miniwob.browser import driver, page
 from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser.driver import MiniWoB
-from minidpo.acting.collect import make_jobs, play_to_file
-from minidpo.acting.policies import ExpertPolicy, Job, Reply
+from minidpo.acting.collect import play_to_file
+from minidpo.acting.jobs import Job, make_jobs, split_instances
+from minidpo.acting.policies import Reply
 from minidpo.data.episodes import read
+from minidpo.memory.context import Context
+from minidpo.memory.machine import Machine
 
 TASKS = (
     "click-button",
@@ -68,12 +72,17 @@ class Trouble(threading.Thread):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """The pages in this very process, where their steps can be counted and their deadlines be made short."""
-    monkeypatch.setattr("minidpo.acting.collect.RemoteBrowser", driver.Browser)
+    monkeypatch.setattr("envs.miniwob.browser.remote.RemoteBrowser", driver.Browser)
+
+
+def play(policy, jobs, out, pages: int) -> dict:
+    context = Context("", WORLD, machine=Machine(pages=pages))
+    return play_to_file(policy, jobs, out, context=context, title="ladder")
 
 
 def collect(out, instances: int) -> dict:
-    wanted = make_jobs(dict.fromkeys(TASKS, instances), "validation", 0, 1)
-    return play_to_file(ExpertPolicy(0.3, 1), wanted, out, 4, "ladder")
+    wanted = split_instances(WORLD, dict.fromkeys(TASKS, instances), "validation")
+    return play(Clumsy(0.3, 1), make_jobs(WORLD, wanted), out, 4)
 
 
 def episodes(path) -> list[dict]:
@@ -154,15 +163,11 @@ def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, m
         """)
     program.chmod(0o755)
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
-    counts = play_to_file(Patient(wish), wanted, out, 1, "ladder")
+    counts = play(Patient(wish), wanted, out, 1)
     assert counts == {"episodes": 2, "solved": 2, "env_errors": 1}
-    told = (
-        f"given up, because the browser failed: 1. They are not in {out}; a loop goes on without "
-        "them, and a command of its own tries them when it is started again: click-test-2 seed 1: "
-    )
-    assert told in capsys.readouterr().out
+    assert "click-test-2 seed 1: " in capsys.readouterr().out
     assert [episode.key for episode in read(out)] == [wanted[0][:3], wanted[2][:3]]
     monkeypatch.delenv("MINIDPO_CHROMIUM")
-    counts = play_to_file(Patient(wish), wanted, out, 1, "ladder")
+    counts = play(Patient(wish), wanted, out, 1)
     assert counts == {"episodes": 3, "solved": 3, "env_errors": 0}
     assert [episode.key for episode in read(out)] == [wanted[n][:3] for n in (0, 1, 2)]

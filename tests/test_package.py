@@ -1,7 +1,6 @@
 """`pip install .`: the package has all that it needs, and the program does what the scripts do."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from minidpo import commands
 from minidpo.system import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -30,33 +28,11 @@ def test_every_folder_with_code_or_data_is_named():
     assert listed == folders | {"minidpo.configs", "minidpo.configs.papers", "minidpo.docs"}
 
 
-def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["minidpo", "fly"])
-    with pytest.raises(SystemExit, match="2"):
-        commands.main()
-    assert capsys.readouterr().err == (
-        "error: minidpo has no command 'fly'; there are train, collect, evaluate, check\n"
-    )
-    for typo, error in (
-        (["colect"], "minidpo has no command 'colect' (is it collect?); there are "),
-        (["train", "evaluat"], "train.py has no command 'evaluat'; there are sft, loop, "),
-        (["train", "lop"], "train.py has no command 'lop' (is it loop?); there are sft, "),
-    ):
-        with pytest.raises(ValueError, match=re.escape(error)):
-            commands.dispatch(typo)
-    monkeypatch.setattr(sys, "argv", ["minidpo", "--help"])
-    commands.main()
-    assert "minidpo train | collect | evaluate | check" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["minidpo", "train", "--help"])
-    commands.main()
-    assert capsys.readouterr().out.startswith("Train an agent.")
-
-
 def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     assert "smollm2" in command_line.toml_flags("configs/demo.toml")
-    assert "evolve" in command_line.toml_flags("configs/papers/agentevol.toml")
+    assert "--threshold" in command_line.toml_flags("configs/papers/agentevol.toml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
@@ -64,33 +40,6 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
         says = f"{absent}: the configuration file cannot be read .No such file"
         with pytest.raises(ValueError, match=says):
             command_line.toml_flags(absent)
-
-
-def test_an_installed_minidpo_names_its_program_and_not_the_scripts(monkeypatch, capsys):
-    said = (
-        "python collect.py, .venv/bin/python evaluate.py --watch; train.py check; "
-        "run make setup, or pip; recollect.py"
-    )
-    assert command_line.as_started(said) == said
-    monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
-    assert command_line.as_started(said) == (
-        "minidpo collect, minidpo evaluate --watch; minidpo train check; pip; recollect.py"
-    )
-    for run, argument in ((commands.collect, "--sampling.temperatur"), (commands.train, "plann")):
-        monkeypatch.setattr(sys, "argv", ["minidpo", argument])
-        with pytest.raises(SystemExit, match="2"):
-            command_line.main(run)
-        error = capsys.readouterr().err
-        assert "minidpo " in error and ".py" not in error
-    commands.train(["--help"])
-    assert ".py" not in capsys.readouterr().out
-
-
-def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_done(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--out", "caf\udce9"])
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(lambda arguments: pytest.fail("it was done"))
-    assert "error: 'caf\\udce9' is no UTF-8" in capsys.readouterr().err
 
 
 def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any_folder(tmp_path):

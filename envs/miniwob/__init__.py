@@ -1,7 +1,7 @@
 """MiniWoB++ in a real Chromium: the world `miniwob`.
 
 Read in this order: `tasks` (tasks, seeds, step limits, thresholds), `browser` (a page as text and input into
-it), `experts` (scripted demonstrators), `progress` (how near a failed episode came), `mistakes` (how an action
+it), `experts` (scripted demonstrators), `mistakes` (how an action
 differs from the expert's). `install` gets a Chromium, and `table` writes docs/tasks.md.
 """
 
@@ -12,9 +12,8 @@ from envs import actions
 from envs.actions import Action
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.mistakes import mistake
-from envs.miniwob.progress import progress
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
-from envs.protocol import Camera, Env, EnvError, Observation, Outcome, Recorded, World
+from envs.protocol import Camera, Env, EnvError, Observation, World
 
 
 class MiniWoBWorld(World):
@@ -46,12 +45,6 @@ class MiniWoBWorld(World):
 
         async with Browser(places) as browser:
             yield browser.envs
-
-    def progress(self, episode: Recorded) -> float | None:
-        """How near the episode came, where the page or its form says so."""
-        turns = [(turn.observation, turn.action) for turn in episode.turns]
-        ended = episode.outcome == Outcome.FAILED
-        return progress(episode.instruction, episode.task, turns, episode.reward, ended=ended)
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
         """By the elements that both actions use."""

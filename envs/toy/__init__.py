@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from envs import actions
 from envs.actions import Action
-from envs.protocol import Decision, Env, Observation, Outcome, Recorded, World
+from envs.protocol import Decision, Env, Observation, Outcome, World
 
 COLOURS = ("red", "green", "blue", "black", "white", "pink", "yellow", "brown")
 SENTENCES = {
@@ -93,10 +93,6 @@ class Toy(World):
     async def open(self, places: int, watch: bool = False) -> AsyncIterator[Sequence[Env]]:
         """A shelf for each place."""
         yield [Shelf() for _ in range(places)]
-
-    def progress(self, episode: Recorded) -> float | None:
-        """What open-three paid; nothing is known of the others."""
-        return episode.reward if episode.task == "open-three" else None
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
         """There is nothing but boxes."""

@@ -9,7 +9,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -107,8 +106,6 @@ def play_missing(
     bar = tqdm(total=len(played) + len(jobs), initial=len(played), desc=title, unit="episode")
 
     def add(episode: Episode) -> None:
-        if not episode.solved:
-            episode = replace(episode, progress=world.progress(episode))
         writer.add(episode)
         counts[str(episode.outcome)] += 1
         step, success = counts.total(), counts["solved"] / counts.total()

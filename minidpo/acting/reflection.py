@@ -54,6 +54,7 @@ def retry_jobs(
     for episode, said in zip(failed, words, strict=True):
         attempt = (*episode.shots, *as_shots([episode]), QUESTION, said)
         after = episode.index + 1
-        for job in make_jobs(world, [episode.instance], retries, after) if said else ():
-            jobs.append(job._replace(shots=attempt))
+        if said:
+            again = make_jobs(world, [episode.instance], retries, after)
+            jobs += [job._replace(shots=attempt) for job in again]
     return jobs

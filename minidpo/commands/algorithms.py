@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_type_hints
@@ -23,6 +23,7 @@ from minidpo.memory.plan import dpo_load, sft_load
 from minidpo.memory.plan_print import Learner, Plans, plans_of, print_plan
 from minidpo.runner import run_algorithm
 from minidpo.system.command_line import changed_flags, option_names, parse
+from minidpo.system.ranges import default_of
 
 LOADS = {  # the most that a step of each learner has in memory
     SFT: sft_load,
@@ -114,7 +115,7 @@ def load_page(place: str) -> Algorithm:
     sys.modules[spec.name] = module  # by which tyro finds the help texts in the source
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's code may raise anything while it is read
+    except (Exception, SystemExit) as error:  # a user's code may raise anything while it is read
         raise ValueError(
             f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from None
@@ -128,14 +129,19 @@ def load_page(place: str) -> Algorithm:
 
 
 def options_of(function: Callable, place: str) -> type:
-    hints = get_type_hints(function)
     parameters = list(inspect.signature(function).parameters)
-    options = hints.get(parameters[1]) if len(parameters) == 2 else None
-    if not is_dataclass(options):
+    try:
+        options = get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
+    except NameError as error:
+        raise ValueError(f"{place}: {error}") from None
+    if not is_dataclass(options) or not options.__dataclass_params__.frozen:
         raise ValueError(
             f"{place} must be a function (run: Experiment, o: OPTIONS), where OPTIONS is a frozen dataclass: "
             "its fields become flags"
         )
+    required = [f.name for f in fields(options) if default_of(f) is MISSING]
+    if required:
+        raise ValueError(f"{place}: the option {required[0]} needs a default")
     return options
 
 

@@ -166,7 +166,8 @@ def run_dpo(command: DPOCommand) -> Path | dict:
         )
     if command.export:
         path = command.out / "pairs-trl.jsonl"
-        return processes.on_rank_0(trl_files.write_pairs, pairs, path, options.until)
+        system = command.context().world.system_prompt
+        return processes.on_rank_0(trl_files.write_pairs, pairs, path, options.until, system)
     reference = command.reference
     if command.explain:
         processes.refuse_torchrun("a pair is not explained")

@@ -87,7 +87,7 @@ class Episode:
         0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's
     )
     shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
-    progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
+    progress: float | None = None  # in files of before December 2026: how near a failure came
 
     @property
     def solved(self) -> bool:

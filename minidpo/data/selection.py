@@ -35,7 +35,8 @@ def paid(
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
     """Of the episodes of one instance in which the same was said, one: an expert's, else the highest paid."""
-    ranked = sorted(episodes[::-1], key=lambda e: (is_expert(e), e.reward))
+    # reversed: of equal ones the first comes last, and stays
+    ranked = sorted(reversed(episodes), key=lambda e: (is_expert(e), e.reward))  # noqa: C414
     last = {(e.instance, e.said, e.relabelled): id(e) for e in ranked}
     chosen = set(last.values())
     return [e for e in episodes if id(e) in chosen]

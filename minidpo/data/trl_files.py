@@ -241,9 +241,12 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
     return found
 
 
-def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
-    """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`."""
-    rows = [row for row in map(_row, pairs) if row]
+def write_pairs(pairs: Sequence[Pair], path: Path, until: str, system: str) -> dict:
+    """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`.
+
+    system: the world's system prompt, with which each conversation begins.
+    """
+    rows = [row for row in (_row(pair, system) for pair in pairs) if row]
     if not rows:
         raise NothingToLearn(
             f"{path}: not written, since no pair's two sides begin with the same page"
@@ -263,11 +266,11 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     return {"pairs": len(rows)}
 
 
-def _row(pair: Pair) -> dict | None:
+def _row(pair: Pair, system: str) -> dict | None:
     """A pair as messages: the prompt is all up to the first page that counts, of a dagger pair the last. None
     if the two sides have not read the same up to there."""
     chosen, rejected = (
-        [{"role": m.role, "content": m.content} for m in episode_messages(e)]
+        [{"role": m.role, "content": m.content} for m in episode_messages(e, system)]
         for e in (pair.chosen, pair.rejected)
     )
     # to the same type in every line, or the `datasets` library, which guesses types, refuses the file

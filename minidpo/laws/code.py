@@ -86,7 +86,7 @@ def blocks_know_nothing_of_each_other(code, block, other):
 @for_all(level=st.integers(-32, 32).map(lambda i: i / 32))
 def uses_all_16_codes(code, level):
     """In blocks of 64 weights evenly spread from -1 to 1, or nearly so."""
-    _, codes, _ = coded(code, torch.linspace(-1, 1, 63).tolist() + [level])
+    _, codes, _ = coded(code, [*torch.linspace(-1, 1, 63).tolist(), level])
     assert len(codes.unique()) == 16, f"uses {len(codes.unique())} codes"
 
 

@@ -54,7 +54,7 @@ def keeps_the_largest(moment, v):
 def gives_each_root_the_nearest_of_the_levels(moment, v):
     """√v is nearest to level · √(largest v), of dynamic_map(signed=False); between the level 0 and the
     next one it gets the next."""
-    v, codes, _, decoded = stored(moment, v)
+    v, _, _, decoded = stored(moment, v)
     levels, largest = dynamic_map(signed=False).double(), v.double().max().sqrt()
     share = v.double().sqrt() / torch.where(largest > 0, largest, 1.0)
     found = decoded.double().sqrt() / torch.where(largest > 0, largest, 1.0)

@@ -42,9 +42,8 @@ from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.policy_gradient import adapted_coefficient, gae, group_advantages, value_loss
-from minidpo.system import processes
 from minidpo.system.ranges import NotNegative, Positive, Share
-from minidpo.system.run_folder import RunFolder, records
+from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
 VALUE_CLIP = 0.2  # a value gains nothing by going further from what it was when its pass began
@@ -262,12 +261,8 @@ def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees:
 
 
 def kl_weight(options: PPO, run: RunFolder, step: int) -> float:
-    """The KL's weight at a step, by the log of the steps before it, so a killed run goes on with it.
-
-    Rank 0 alone reads the log, because it may be writing to it.
-    """
-    log = records(run.folder)[:step] if processes.rank() == 0 else []
-    return processes.all_gather(adapted_weight(options, log))[0]
+    """The KL's weight at a step, by the log of the steps before it, so a killed run goes on with it."""
+    return adapted_weight(options, run.steps_so_far()[:step])
 
 
 def adapted_weight(options: PPO, log: Sequence[dict]) -> float:

@@ -10,7 +10,7 @@ threads to the last bit; on a GPU up to attention's backward, which adds up in n
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -57,7 +57,6 @@ class StepSettings(NamedTuple):
     options: Optimizer
     seed: int  # of a step's dropout
     title: str  # of the progress bar
-    data_numbers: Mapping[str, float] | None = None  # what the data are like, logged with each step
     pass_steps: int | None = None  # end when the loss was below LEARNED for so many steps in a row
 
 
@@ -92,9 +91,8 @@ def train(
                 f"the loss was below {LEARNED} for a whole pass: training ends after {step} steps"
             )
             break
-        torch.manual_seed(
-            settings.seed * 1_000_003 + step
-        )  # a step's dropout is its own, resumed or not
+        # a step's dropout is its own, resumed or not
+        torch.manual_seed(settings.seed * 1_000_003 + step)
         began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
         sums = _StepSums()
         with processes.fail_together():
@@ -108,12 +106,7 @@ def train(
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
-        record = {
-            "step": step + 1,
-            **totals,
-            **(settings.data_numbers or {}),
-            "lr": full_rates[0][0] * rate,
-        }
+        record = {"step": step + 1, **totals, "lr": full_rates[0][0] * rate}
         _check_step(record)
         learned = learned + 1 if record["loss"] < LEARNED else 0
         for optimizer, rates in zip(optimizers, full_rates):

@@ -17,24 +17,7 @@ from minidpo.learning.trainer import Optimizer
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.model.decoder import Transformer
-from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import RunFolder, records
-
-
-def keep_inputs(out: Path, *given: Path | None) -> None:
-    """Raise ValueError if a run in `out` would overwrite one of the files or adapters that it is given."""
-    written = [(out / name).resolve() for name in ("adapter", "pairs.jsonl", "metrics.jsonl")]
-    if lost := [path for path in given if path and path.resolve() in written]:
-        raise ValueError(f"--out {out} would overwrite {lost[0]}, which it reads: give another")
-
-
-def adapter_sha256(adapter: Path | None) -> list[str] | None:
-    """SHA-256 of an adapter's files."""
-    return (
-        None
-        if adapter is None
-        else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
-    )
 
 
 def example_indices(

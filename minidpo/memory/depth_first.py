@@ -126,7 +126,7 @@ def walk(
         result[entries] = value.detach()
         child = last
         while child < ends[first]:
-            visit(child, seen + last - first, [*above, cache])
+            visit(child, seen + last - first, [*above, cache])  # noqa: F821 (deleted below)
             child = ends[child]
         if grad is not None:
             sent = [

@@ -7,7 +7,6 @@ shapes and no data, and the bytes in use are counted: what a CPU allocates, to t
 
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from minidpo.memory.machine import (
     memory_now,
     row_length,
 )
-from minidpo.memory.muon import STACK
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
@@ -67,7 +65,7 @@ class Setup(NamedTuple):
     config: ModelConfig
     adapter: LoRAConfig
     machine: Machine
-    optimizer: str  # adamw, adamw8bit or muon
+    optimizer: str  # adamw or adamw8bit
     dtype: torch.dtype
     cuda: bool
     formats: tuple[tuple[str, str], ...] | None = None  # of a GGUF file: tensor and format
@@ -141,12 +139,6 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     if setup.optimizer == "adamw8bit":
         state = sum(state_bytes(p.numel()) for p in adapter)
         scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
-    elif setup.optimizer == "muon":
-        shapes = Counter(p.shape for p in adapter)
-        stack = max(
-            shape.numel() * max(1, min(n, STACK // shape.numel())) for shape, n in shapes.items()
-        )
-        state, scratch = adapter_bytes, 24 * stack  # a number a weight; six versions of a stack
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(setup, load, True)

@@ -55,11 +55,7 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     """
     file, file_flags, flags = split_config_file(arguments)
     names = Counter(
-        re.sub(
-            r"^--loss$",
-            "--dpo.loss",
-            re.sub(r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-")),
-        )
+        re.sub(r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-"))
         for flag in flags
         if flag.startswith("--")
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -40,9 +40,10 @@ class Checked:
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""
-        found = []
-        for f in fields(self):
-            default = f.default if f.default_factory is MISSING else f.default_factory()
-            if f.name in names and vars(self)[f.name] != default:
-                found.append(f.name)
-        return found
+        found = {f.name: f for f in fields(self) if f.name in names}
+        return [name for name, f in found.items() if vars(self)[name] != default_of(f)]
+
+
+def default_of(f: Field) -> object:
+    """The value of a field that is not given; MISSING if it must be."""
+    return f.default if f.default_factory is MISSING else f.default_factory()

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -129,6 +128,10 @@ class RunFolder:
         with named_in_errors(self.metrics), open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
+
+    def steps_so_far(self) -> list[dict]:
+        """The steps in the log, as the process reads them that may be writing it."""
+        return processes.all_gather(records(self.folder) if processes.rank() == 0 else [])[0]
 
     @processes.by_rank_0
     def truncate_log(self, steps: int) -> None:
@@ -300,26 +303,3 @@ def _decisive(config: dict) -> dict:
         for name, value in flat({**config, **is_set}).items()
         if name not in NOT_DECISIVE and not name.endswith(".save_every")
     }
-
-
-class Clock:
-    """Seconds by stage, kept in a file, so that a run that is continued counts what it took before; of a
-    stage in which the process was killed, what it took from its restart on."""
-
-    def __init__(self, path: Path):
-        self.path, content = path, read_json(path) if path.is_file() else {}
-        self.seconds: dict[str, float] = check_version(
-            content, VERSION, f"{path}:", ": delete it, and the time is counted from 0"
-        )
-
-    def time(self, stage: str, work, *arguments):
-        """Call `work`, add its seconds to the stage, and return its result."""
-        began = time.perf_counter()
-        try:
-            return work(*arguments)
-        finally:
-            self.seconds[stage] = round(
-                self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1
-            )
-            if processes.rank() == 0:
-                write_json(self.path, {"version": VERSION, **self.seconds})

@@ -10,20 +10,22 @@ import gymnasium
 import pytest
 import torch
 
-import envs.gym  # noqa: F401 (registers the environments)
+import envs.gym
 from envs.protocol import Observation
 from minidpo import Agent
 from minidpo.acting.agent import Explanation, Prediction, TooLong
-from minidpo.acting.collect import collect
-from minidpo.acting.policies import Job, ModelPolicy, RunningEpisode
-from minidpo.config import CollectCommand, Sampling
+from minidpo.acting.collect import play_to_file
+from minidpo.acting.jobs import Job, make_jobs, split_instances
+from minidpo.acting.policies import ModelPolicy, RunningEpisode, Sampling, model_policy
 from minidpo.data.episodes import read
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import as_shots
+from minidpo.memory.context import Context
 from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import Machine
 
 CPU = Machine(device="cpu", pages=1)
+WORLD = envs.world("miniwob")
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +37,10 @@ def agent():
 def played(tmp_path_factory):
     """Greedy episodes of the same model, as collect.py records them."""
     out = tmp_path_factory.mktemp("agent") / "episodes.jsonl"
-    collect(
-        CollectCommand(
-            "minidpo/nano",
-            tasks="click-button,login-user",
-            split="test",
-            instances=2,
-            group=1,
-            sampling=Sampling(temperature=0.0),
-            machine=CPU,
-            out=out,
-        )
-    )
+    context = Context("minidpo/nano", WORLD, machine=CPU)
+    instances = split_instances(WORLD, {"click-button": 2, "login-user": 2}, "test")
+    policy = model_policy(context, None, Sampling(temperature=0.0), pages=1)
+    play_to_file(policy, make_jobs(WORLD, instances), out, context=context, title="agent")
     return read(out)
 
 
@@ -78,7 +72,7 @@ def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
     assert episode.shots == agent.shots == example
     assert episode.sampling == {"temperature": 0.0, "top_p": 1.0, "seed": 1, "max_new_tokens": 96}
     job = Job(episode.task, episode.seed, 0, 1, shots=example)
-    policy = ModelPolicy(agent.model, agent.chat, "", agent.sampling, pages=1)
+    policy = ModelPolicy(agent.model, agent.chat, "", WORLD.system_prompt, agent.sampling, pages=1)
     reply = asyncio.run(
         policy.answer(
             0, RunningEpisode(job, Observation(episode.instruction, episode.turns[0].observation))
@@ -158,9 +152,7 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):
-    with pytest.raises(
-        TooLong, match="tokens and the answer may have 96, but the model reads at most"
-    ):
+    with pytest.raises(TooLong, match="4096"):
         agent.predict("Click.", "word " * 5000)
     shy = Agent("minidpo/nano", machine=CPU, sampling=Sampling(temperature=0.0, max_new_tokens=2))
     said = shy.predict('Click on the "OK" button.', 'button "OK" [1]')

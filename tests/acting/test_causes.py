@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from minidpo.acting.causes import CAUSES, cause, causes
+import envs
+from minidpo.acting import causes as why
 from minidpo.data.episodes import Episode, Turn
 
+WORLD = envs.world("miniwob")
 LOGIN = 'input #username{} [1]\ninput password #password [2]\nbutton "Login" [3]'
 NAME = 'Enter the username "lina" and the password "8w" into the text fields and press login.'
 
@@ -67,28 +69,24 @@ def test_the_cause_is_the_last_thing_that_the_expert_would_not_have_done(name, f
         turns = tuple(
             replace(turn, observation=f'{turn.observation}\n"{n}"') for n, turn in enumerate(turns)
         )
-    assert cause(replace(failed, turns=turns)) == name
+    assert why.cause(WORLD, replace(failed, turns=turns)) == name
 
 
 def test_an_episode_that_stopped_before_its_limit_was_too_long_for_the_model():
     short = episode('TYPE(ref="1", text="lina")', outcome="limit")
     assert (
-        cause(short) == "too long" != cause(replace(short, policy="dagger"))
+        why.cause(WORLD, short) == "too long" != why.cause(WORLD, replace(short, policy="dagger"))
     )  # the script knew no more
 
 
 def test_right_so_far_is_never_reached():
     pages = [LOGIN.format("") + f'\n"{n}"' for n in range(6)]
     right = ['TYPE(ref="1", text="lina")'] * 6
-    assert cause(episode(*right, outcome="limit", pages=pages)) == "never reached"
+    assert why.cause(WORLD, episode(*right, outcome="limit", pages=pages)) == "never reached"
 
 
 def test_causes_are_counted_of_failures_alone_and_each_is_explained():
-    played = [
-        episode('CLICK(ref="3")'),
-        episode('CLICK(ref="3")'),
-        episode(None, errors=(0,)),
-        episode('CLICK(ref="3")', outcome="solved"),
-    ]
-    assert causes(played) == {"ended too early": 2, "unusable answer": 1}
-    assert causes(played).keys() <= CAUSES.keys()
+    early = episode('CLICK(ref="3")')
+    played = [early, early, episode(None, errors=(0,)), replace(early, outcome="solved")]
+    assert why.causes(WORLD, played) == {"ended too early": 2, "unusable answer": 1}
+    assert why.causes(WORLD, played).keys() <= why.CAUSES.keys()

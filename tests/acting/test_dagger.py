@@ -4,38 +4,33 @@ import asyncio
 
 import pytest
 
-from envs.actions import parse
-from envs.miniwob.browser.driver import Browser
-from minidpo.acting.collect import collect
-from minidpo.config import SFT, CollectCommand
+import envs
+from benchmarks.make_nano import Clumsy
+from minidpo.acting.collect import play_to_file
+from minidpo.acting.jobs import make_jobs, split_instances, to_agent_states
+from minidpo.acting.policies import expert_policy
 from minidpo.data.episodes import read
-from minidpo.data.pairs import PairRules, make_pairs
-from minidpo.learning.sft import imitated
+from minidpo.memory.context import Context
 from minidpo.memory.machine import Machine
 
-TASKS = "click-checkboxes,enter-text,login-user,click-option"
+WORLD = envs.world("miniwob")
+TASKS = ("click-checkboxes", "enter-text", "login-user", "click-option")
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """An agent with bad habits, and the expert in its states."""
     folder = tmp_path_factory.mktemp("dagger")
-    asked = {"tasks": TASKS, "machine": Machine(pages=4), "instances": 3}
-    collect(
-        CollectCommand(**asked, policy="expert", noise=0.7, group=3, out=folder / "agent.jsonl")
-    )
-    states = CollectCommand(
-        **asked,
-        policy="dagger",
-        states=(folder / "agent.jsonl",),
-        group=6,
-        out=folder / "dagger.jsonl",
-    )
-    collect(states)
-    before = (folder / "dagger.jsonl").read_bytes()
-    collect(states)  # it holds all, so nothing is played
-    assert (folder / "dagger.jsonl").read_bytes() == before
-    return read(folder / "agent.jsonl"), read(folder / "dagger.jsonl")
+    context = Context("", WORLD, machine=Machine(pages=4))
+    instances = split_instances(WORLD, dict.fromkeys(TASKS, 3), "rollouts")
+
+    def play(policy, jobs, name):
+        play_to_file(policy, jobs, folder / name, context=context, title=name)
+        return read(folder / name)
+
+    agent = play(Clumsy(0.7, 1), make_jobs(WORLD, instances, 3), "agent.jsonl")
+    jobs = to_agent_states(make_jobs(WORLD, instances, 6), agent, seed=1)
+    return agent, play(expert_policy(context, TASKS, relabels=True), jobs, "dagger.jsonl")
 
 
 def test_each_state_is_one_that_the_agent_saw_and_is_there_once(played):
@@ -45,50 +40,27 @@ def test_each_state_is_one_that_the_agent_saw_and_is_there_once(played):
     }
     for episode in relabelled:
         state = episode.instance, episode.said[: episode.forced]
-        assert episode.policy == "dagger" and state in saw
+        assert episode.relabelled and state in saw
         if len(episode.turns) > episode.forced:
             assert episode.turns[episode.forced].observation == saw[state]
     assert len({(e.instance, e.said[: e.forced]) for e in relabelled}) == len(relabelled)
-    for instance in {e.instance for e in agent}:
-        there = sum(state == instance for state, _ in saw)
-        assert sum(e.instance == instance for e in relabelled) == min(6, there)
-
-
-def test_both_sides_of_a_dagger_pair_answer_the_page_that_the_agent_saw(played):
-    agent, relabelled = played
-    pairs = make_pairs(agent, PairRules(9, source="dagger"), 1, golden=relabelled)
-    assert any(pair.chosen.forced for pair in pairs) and {pair.source for pair in pairs} == {
-        "dagger"
-    }
-    for pair in pairs:
-        pages = [[turn.observation for turn in side.turns] for side in (pair.chosen, pair.rejected)]
-        assert pages[0] == pages[1] and len(pages[0]) == pair.chosen.forced + 1
-        assert pair.chosen.turns[-1].action != pair.rejected.turns[-1].action
 
 
 def test_what_dagger_relabels_solves_from_that_state(played):
     """The agent's steps again, the answer that is imitated, then the expert to the end: on fresh pages."""
-    _, relabelled = played
-    chosen, _ = imitated(relabelled, SFT())
-    after_a_step = [e for e in chosen if e.forced]
-    assert {e.task for e in after_a_step} == set(TASKS.split(",")) and len(chosen) > 0.8 * len(
-        relabelled
-    )
-    whole = {e.key: e for e in relabelled}
-    assert all(
-        len(e.turns) == e.forced + 1 and e.said == whole[e.key].said[: e.forced + 1] for e in chosen
-    )
+    solved = [e for e in played[1] if e.solved]
+    after_a_step = [e for e in solved if e.forced]
+    assert {e.task for e in after_a_step} == set(TASKS) and len(solved) > 0.8 * len(played[1])
 
     async def outcomes():
-        found = []
-        async with Browser(pages=1) as browser:
-            (env,) = browser.envs
+        async with WORLD.open(1) as (env,):
             for episode in after_a_step:
                 await env.reset(episode.task, episode.seed)
-                for turn in whole[episode.key].turns:
-                    if turn.action:
-                        observation = await env.step(parse(turn.action))
-                found.append((episode.name, str(observation.outcome)))
-        return found
+                actions = [turn.action for turn in episode.turns if turn.action]
+                *_, last = [await env.step(WORLD.parse(action)) for action in actions]
+                yield last.outcome
 
-    assert {outcome for _, outcome in asyncio.run(outcomes())} == {"solved"}
+    async def collected():
+        return {outcome async for outcome in outcomes()}
+
+    assert asyncio.run(collected()) == {"solved"}

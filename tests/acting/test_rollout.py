@@ -1,6 +1,5 @@
 """Rollouts: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
 
-import asyncio
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
@@ -8,81 +7,19 @@ from itertools import groupby
 import pytest
 import tiny
 import torch
+from stairs import JOBS, STEPS, WORLD, Script, Stairs, run
 
-from envs.actions import Action
-from envs.protocol import EnvError, Observation, Outcome
-from minidpo.acting.collect import make_jobs, with_golden_steps
-from minidpo.acting.policies import Job, ModelPolicy, Reply, RunningEpisode, child_seed, make_policy
-from minidpo.acting.rollout import ENV_TRIES, play
-from minidpo.config import CollectCommand, Sampling
+from envs.protocol import EnvError, Observation
+from minidpo.acting.jobs import Job
+from minidpo.acting.policies import ModelPolicy, Reply, RunningEpisode, Sampling
+from minidpo.acting.rollout import ENV_TRIES
+from minidpo.data import prompt
 from minidpo.data.batch import batch_logps, collate
-from minidpo.data.episodes import Writer, arrange, read
-from minidpo.data.prompt import episode_messages
-from minidpo.memory.machine import Machine
 from minidpo.system import processes
 
 
-class Stairs:
-    """A page whose buttons 1, 2, 3 are to be clicked in this order; button 4 ends it badly.
-
-    It breaks as often as `broken` says for (seed, "reset" or "step", buttons clicked).
-    """
-
-    def __init__(self, slowness: int = 0, broken: Counter | None = None):
-        self.slowness, self.broken = slowness, Counter() if broken is None else broken
-
-    async def reset(self, task: str, seed: int) -> Observation:
-        self.task, self.seed, self.at, self.outcome = task, seed, 0, None
-        return await self._look("reset")
-
-    async def step(self, action: Action) -> Observation:
-        assert self.outcome is None, "the episode is over"
-        if "ref" not in action or action["ref"] not in "1234":
-            return await self._look("step", "there is no such element")
-        self.at += action["ref"] == str(self.at + 1)
-        self.outcome = (
-            Outcome.FAILED if action["ref"] == "4" else Outcome.SOLVED if self.at == 3 else None
-        )
-        return await self._look("step")
-
-    async def _look(self, moment: str, error: str | None = None) -> Observation:
-        for _ in range(self.slowness + 1):
-            await asyncio.sleep(0)
-        if self.broken[self.seed, moment, self.at]:
-            self.broken[self.seed, moment, self.at] -= 1
-            raise EnvError("the browser died")
-        text = "".join(f'button "{n}" [{n}]\n' for n in range(self.at + 1, 5))
-        reward = float(self.outcome == Outcome.SOLVED)
-        return Observation(f"Climb {self.seed}.", text, self.outcome, reward, error)
-
-
-class Script:
-    """Mostly the next step, sometimes nonsense, by (job, turn) alone; remembers what it was shown."""
-
-    name, sampling, spare_core = "script", {"seed": 7}, True
-
-    def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
-        self.choices, self.shown, self.pages = choices, [], set()
-
-    async def answer(self, page, episode):
-        self.pages.add(page)
-        self.shown.append(
-            (episode.job, episode.observation.text, [turn.error for turn in episode.turns])
-        )
-        choice = self.choices[child_seed(episode.job, len(episode.turns)) % len(self.choices)]
-        if choice == "next":
-            choice = episode.observation.text[8]
-        return Reply(f'action: CLICK(ref="{choice}")' if choice != "hm" else "hm")
-
-
-JOBS = [Job("stairs", seed, index, 8) for seed in range(5) for index in range(2)]
-
-
-def run(envs, jobs=JOBS, policy=None):
-    """(episodes, failures) of the jobs."""
-    episodes = []
-    failures = asyncio.run(play(envs, jobs, policy or Script(), episodes.append))
-    return sorted(episodes, key=lambda episode: episode.key), failures
+def episode_messages(episode):
+    return prompt.episode_messages(episode, WORLD.system_prompt)
 
 
 @pytest.mark.parametrize("small, threads", [(True, 1), (False, 2)])
@@ -113,7 +50,7 @@ def test_every_job_is_played_once_and_ends_as_the_page_says():
         assert (e.policy, e.sampling, e.instruction) == ("script", {"seed": 7}, f"Climb {e.seed}.")
         assert e.reward == float(e.solved)
         clicked = [turn.action for turn in e.turns if turn.error is None]
-        assert e.solved == (len(clicked) >= 3 and clicked[-1] == 'CLICK(ref="3")')
+        assert e.solved == (len(clicked) >= 3 and clicked[-1] == "CLIMB 3")
 
 
 def test_the_same_jobs_are_the_same_episodes_whichever_page_is_faster():
@@ -122,12 +59,6 @@ def test_the_same_jobs_are_the_same_episodes_whichever_page_is_faster():
         assert run([Stairs(n) for n in slowness]) == expected
     for pages in (1, 2, 20):
         assert run([Stairs() for _ in range(pages)]) == expected
-
-
-def test_all_pages_are_busy_while_there_are_jobs():
-    policy = Script(["next"])
-    run([Stairs() for _ in range(4)], policy=policy)
-    assert policy.pages == {0, 1, 2, 3} and {job for job, _, _ in policy.shown[:4]} == set(JOBS[:4])
 
 
 def test_a_slow_page_holds_up_nobody():
@@ -151,55 +82,11 @@ def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
     for number, page in enumerate(pages):
         page.number = number
     run(pages, jobs, Script(["next"]))
-    assert sorted(sum(seen, [])) == sorted(job.task for job in jobs)
+    assert sorted(seen[0] + seen[1]) == sorted(job.task for job in jobs)
     changes = [[task for task, _ in groupby(tasks)] for tasks in seen]
     assert sum(map(len, changes)) <= 5, (
         changes
     )  # three tasks, each of them begun by one or two pages
-
-
-def test_the_first_pages_go_to_several_tasks_by_what_is_left_of_each():
-    policy = Script(["next"])
-    run(
-        [Stairs(), Stairs()],
-        [Job(task, seed, 0, 8) for task, many in (("a", 4), ("b", 2)) for seed in range(many)],
-        policy,
-    )
-    assert {job.task for job, _, _ in policy.shown[:2]} == {"a", "b"}
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("at", range(len(JOBS)))
-def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, at):
-    def into(path, kill_at=None):
-        with Writer(path) as writer:
-
-            def done(episode):
-                if len(writer.done) == kill_at:
-                    raise Killed
-                writer.add(episode)
-
-            envs = [Stairs() for _ in range(3)]
-            missing = [job for job in JOBS if job.key not in writer.done]
-            asyncio.run(play(envs, missing, Script(), done))
-
-    into(tmp_path / "whole.jsonl")
-    with pytest.raises(Killed):
-        into(tmp_path / "killed.jsonl", kill_at=at)
-    into(tmp_path / "killed.jsonl")
-    for file in ("killed.jsonl", "whole.jsonl"):
-        arrange(tmp_path / file, [job.key for job in JOBS])
-    assert read(tmp_path / "killed.jsonl") == read(tmp_path / "whole.jsonl")  # all but the seconds
-    assert [e.key for e in read(tmp_path / "whole.jsonl")] == [job.key for job in JOBS]
-
-
-def test_without_jobs_nothing_is_asked():
-    policy = Script()
-    assert run([Stairs()], [], policy) == ([], [])
-    assert policy.shown == []
 
 
 @pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
@@ -218,7 +105,7 @@ def test_an_environment_that_goes_on_failing_is_counted_and_never_an_episode(mom
     broken = Counter({(2, *moment): 10**6})
     episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
     assert sorted(job for job, _ in failures) == [job for job in JOBS if job.seed == 2]
-    assert all(str(error) == "the browser died" for _, error in failures)
+    assert all(str(error) == "the stairs broke" for _, error in failures)
     assert 10**6 - broken[2, *moment] == 2 * ENV_TRIES
     assert [e.key for e in episodes] == [job.key for job in JOBS if job.seed != 2]
 
@@ -257,21 +144,13 @@ def test_a_page_that_ends_its_browser_each_time_costs_no_other_episode():
 def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
     policy = Script(["hm"])
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 3)], policy)
-    says = 'no action found: end the answer with a line like action: CLICK(ref="1")'
+    says = "no action found: end the answer with a line like action: CLIMB 1"
     assert [(turn.answer, turn.action, turn.error) for turn in episode.turns] == [
         ("hm", None, says)
     ] * 3
     assert (episode.outcome, episode.reward) == ("limit", 0.0)
     assert [errors for _, _, errors in policy.shown] == [[], [says], [says, says]]
     assert f"error: {says}\npage:\n" in episode_messages(episode)[3].content
-
-
-def test_an_action_that_the_page_cannot_carry_out_costs_a_turn_too():
-    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 2)], Script(["9"]))
-    did = [(turn.action, turn.error) for turn in episode.turns]
-    assert (
-        did == [('CLICK(ref="9")', "there is no such element")] * 2 and episode.outcome == "limit"
-    )
 
 
 def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
@@ -285,7 +164,7 @@ def test_the_same_on_the_same_page_for_the_third_time_ends_the_episode():
     assert (len(episode.turns), episode.outcome, episode.reward) == (3, "limit", 0.0)
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 8)], Script(["hm"]))
     assert len(episode.turns) == 3
-    given = ('action: CLICK(ref="9")',) * 4  # what was said before is no fault of this policy
+    given = ("action: CLIMB 9",) * 4  # what was said before is no fault of this policy
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9, given)], Script(["next"]))
     assert (len(episode.turns), episode.outcome) == (7, "solved")
 
@@ -294,7 +173,7 @@ def test_a_policy_without_an_answer_ends_the_episode():
     policy = Script(["next"])
 
     async def once(page, episode):
-        return Reply('action: CLICK(ref="1")') if not episode.turns else None
+        return Reply("action: CLIMB 1") if not episode.turns else None
 
     policy.answer = once
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9)], policy)
@@ -307,7 +186,9 @@ def test_a_policy_without_an_answer_ends_the_episode():
 def sampler(**changes):
     model = tiny.model(intermediate_size=64)
     options = {"seed": 3, "pages": 3, **changes}
-    return ModelPolicy(model, tiny.chat(), "tiny", Sampling(max_new_tokens=7), **options)
+    return ModelPolicy(
+        model, tiny.chat(), "tiny", WORLD.system_prompt, Sampling(max_new_tokens=7), **options
+    )
 
 
 def test_an_answer_as_long_as_all_that_the_model_reads_is_refused():
@@ -315,7 +196,9 @@ def test_an_answer_as_long_as_all_that_the_model_reads_is_refused():
     with pytest.raises(
         ValueError, match=r"max_new_tokens must be below \d+, all that the model reads"
     ):
-        ModelPolicy(tiny.model(), tiny.chat(), "tiny", Sampling(max_new_tokens=10**6))
+        ModelPolicy(
+            tiny.model(), tiny.chat(), "tiny", WORLD.system_prompt, Sampling(max_new_tokens=10**6)
+        )
 
 
 SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
@@ -348,18 +231,6 @@ def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
     )  # a turn that was forgotten was one, too
 
 
-def test_a_models_policy_has_the_seed_and_the_sampling_of_its_command():
-    command = CollectCommand(
-        "minidpo/nano",
-        seed=5,
-        sampling=Sampling(temperature=0.5, max_new_tokens=7),
-        machine=Machine(device="cpu", pages=2),
-    )
-    policy = make_policy(command)
-    assert policy.sampling == {"temperature": 0.5, "top_p": 1.0, "seed": 5, "max_new_tokens": 7}
-    assert (policy.seed, policy.max_new_tokens) == (5, 7)
-
-
 def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_index(sampled):
     alone, _ = run([Stairs()], SHORT, sampler(pages=1))
     assert [[t.ids for t in e.turns] for e in alone] == [[t.ids for t in e.turns] for e in sampled]
@@ -375,6 +246,7 @@ def test_each_episode_of_a_group_has_its_temperature_and_the_file_says_so(sample
             tiny.model(intermediate_size=64),
             tiny.chat(),
             "tiny",
+            WORLD.system_prompt,
             Sampling(max_new_tokens=7, **sampling),
             seed=3,
             pages=3,
@@ -436,17 +308,6 @@ def test_what_goes_wrong_in_the_model_ends_the_rollout_and_the_policy_can_be_use
     assert run([Stairs(n) for n in (0, 50, 50)], SHORT, policy)[0] == sampled
 
 
-def test_what_goes_wrong_while_writing_to_the_file_ends_the_rollout_too(sampled):
-    policy = sampler()
-
-    def full(episode):
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space left"):
-        asyncio.run(play([Stairs() for _ in range(3)], SHORT, policy, full))
-    assert run([Stairs() for _ in range(3)], SHORT, policy)[0] == sampled
-
-
 def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled):
     """Across turns, with caches and pasts on one side and one plain pass on the other."""
     for episode in sampled:
@@ -470,9 +331,6 @@ def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
     assert [turn.ids for turn in episode.turns] == [turn.ids for turn in sampled[0].turns[:2]]
 
 
-STEPS = tuple(f'action: CLICK(ref="{n}")' for n in (1, 2, 3))
-
-
 @pytest.mark.parametrize("given", range(4))
 def test_forced_answers_come_first_and_the_policy_goes_on_behind_them(given):
     jobs = [Job("stairs", seed, 0, 8, STEPS[:given]) for seed in range(3)]
@@ -487,80 +345,5 @@ def test_forced_answers_come_first_and_the_policy_goes_on_behind_them(given):
 
 
 def test_an_episode_that_ends_within_its_forced_steps_says_how_many_were_played():
-    (episode,), _ = run([Stairs()], [Job("stairs", 0, 0, 8, ('action: CLICK(ref="4")', *STEPS))])
+    (episode,), _ = run([Stairs()], [Job("stairs", 0, 0, 8, ("action: CLIMB 4", *STEPS))])
     assert (episode.outcome, episode.forced, len(episode.turns)) == ("failed", 1, 1)
-
-
-def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(tmp_path, capsys):
-    def said(seed):
-        return tiny.episode([tiny.CLICK_1] * 2 + [tiny.CLICK_2], seed=seed, policy="expert")
-
-    with Writer(tmp_path / "golden.jsonl") as writer:
-        for seed in range(40):
-            writer.add(said(seed))
-        writer.add(tiny.episode(seed=99, outcome="failed"))
-    wanted = [Job("click-button", seed, index, 8) for seed in range(40) for index in range(2)]
-    found = with_golden_steps(wanted, tmp_path / "golden.jsonl", seed=1)
-    assert [job[:4] for job in found] == [job[:4] for job in wanted]
-    lengths = {}
-    for job in found:
-        assert (
-            job.forced == ((tiny.CLICK_1,) * 2)[: len(job.forced)]
-        )  # never the last step: it is the agent's
-        lengths.setdefault(job.seed, set()).add(len(job.forced))
-    assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {
-        0,
-        1,
-        2,
-    }
-    assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 1) == found
-    assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 2) != found
-    unknown = Job("click-button", 99, 0, 8)
-    assert with_golden_steps([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
-    assert (
-        "has no solved episode of 1 instances, which are left out: click-button"
-        in capsys.readouterr().out
-    )
-    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of any instance"):
-        with_golden_steps([unknown], tmp_path / "golden.jsonl", 1)
-
-
-def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_other_episodes():
-    keys = [job.key for job in make_jobs({"a": 1}, "test", 5, 2, index=3)]
-    assert keys == [("a", 4_000_005, 3), ("a", 4_000_005, 4)]
-    with pytest.raises(ValueError, match="test has 1,000,000 instances"):
-        make_jobs({"a": 2, "b": 3}, "test", 999_998, 1)
-
-
-def test_the_episodes_of_a_group_begin_at_the_golden_thirds_in_turn(tmp_path):
-    steps = tuple(f'action: CLICK(ref="{n}")' for n in range(7))
-    with Writer(tmp_path / "golden.jsonl") as writer:
-        writer.add(tiny.episode(steps, policy="expert"))
-    jobs = [Job("click-button", 1, index, 8) for index in range(4, 9)]
-    found = with_golden_steps(jobs, tmp_path / "golden.jsonl", 1, golden_steps="thirds")
-    assert [job.forced for job in found] == [steps[:n] for n in (2, 4, 0, 2, 4)]
-
-
-def test_a_group_explores_from_every_step_of_the_golden_episode_in_turn(tmp_path):
-    """Golden episodes of three steps and of one: in a group of four the first is explored from its steps 0, 1
-    and 2, the other from the only step that it has. The seed draws nothing."""
-    steps = tuple(f'action: CLICK(ref="{n}")' for n in range(3))
-    with Writer(tmp_path / "golden.jsonl") as writer:
-        writer.extend(
-            tiny.episode(said, seed=seed, policy="expert")
-            for seed, said in ((1, steps), (2, steps[:1]))
-        )
-    jobs = [Job("click-button", seed, index, 8) for seed in (1, 2) for index in range(5, 9)]
-    found, again = (
-        with_golden_steps(jobs, tmp_path / "golden.jsonl", seed, golden_steps="every")
-        for seed in (1, 2)
-    )
-    assert [len(job.forced) for job in found] == [2, 0, 1, 2, 0, 0, 0, 0] and again == found
-    assert [job._replace(forced=()) for job in found] == jobs
-    assert all(job.forced == steps[: len(job.forced)] for job in found)
-    for first in range(
-        6
-    ):  # wherever its numbers begin, a group as large as the episode explores each step
-        group = [Job("click-button", 1, first + n, 8) for n in range(3)]
-        explored = with_golden_steps(group, tmp_path / "golden.jsonl", 1, golden_steps="every")
-        assert {len(job.forced) for job in explored} == {0, 1, 2}

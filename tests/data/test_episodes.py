@@ -1,18 +1,16 @@
 """What is written is read back, a torn line is the only damage, and a bad one is named."""
 
-import fcntl
 import json
 import math
-import os
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read, read_all
+from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read
 
 KEY = 'PRESS(key="ArrowRight")'
 texts = st.one_of(
@@ -59,14 +57,6 @@ def test_an_episode_is_one_line_and_comes_back_as_it_was(episode):
     )  # which does not count when episodes are compared
 
 
-@settings(max_examples=30)
-@given(played=st.lists(episodes, min_size=1, max_size=4, unique_by=lambda e: e.key))
-def test_a_file_holds_what_was_written_in_order(tmp_path_factory, played):
-    path = tmp_path_factory.mktemp("episodes") / "new" / "played.jsonl"
-    write(path, played)
-    assert read(path) == played
-
-
 def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_bytes(tmp_path):
     path = tmp_path / "played.jsonl"
     played = [tiny.episode((), index=i, instruction="naïve") for i in range(3)]
@@ -81,29 +71,6 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
             for episode in played:
                 writer.add(episode)
         assert path.read_bytes() == whole
-
-
-def test_an_empty_line_that_an_editor_left_is_no_episode(tmp_path):
-    path = tmp_path / "played.jsonl"
-    write(path, [tiny.episode(index=n) for n in range(2)])
-    path.write_text(path.read_text().replace("\n", "\n\n"))
-    assert [e.index for e in read(path)] == [0, 1]
-    with Writer(path) as writer:
-        assert len(writer.done) == 2
-        writer.add(tiny.episode(index=2))
-    assert [e.index for e in read_all([path])] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("field", [("note", 1), ("version", 2)])
-def test_a_whole_last_line_that_is_no_episode_is_refused_and_kept(tmp_path, field):
-    path = tmp_path / "played.jsonl"
-    write(path, [tiny.episode()])
-    with open(path, "a") as file:
-        file.write(json.dumps(json.loads(tiny.episode(index=1).to_json()) | dict([field])))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="played.jsonl, line 2: "):
-        Writer(path)
-    assert path.read_bytes() == before
 
 
 @given(
@@ -154,61 +121,38 @@ def without(name):
 
 
 @pytest.mark.parametrize(
-    "line, says",
+    "line",
     [
-        (b'{"task": "cli"', "not JSON (Expecting ',' delimiter, column"),
-        (b'{"task": "\xff"}', "can't decode byte 0xff"),
-        (b"[]", "not an episode of format version 1"),
-        (changed(version=2), "not an episode of format version 1"),
-        (without("seed"), "episode: 'seed' is missing"),
-        (changed(seed="1"), "episode: 'seed' should be int, got '1'"),
-        (changed(seed=True), "episode: 'seed' should be int, got True"),
-        (changed(reward=None), "episode: 'reward' should be float or int, got None"),
-        (changed(turns={}), "episode: 'turns' should be list, got {}"),
-        (changed(turns=[3]), "turn 0 is not a JSON object"),
-        (changed(colour="red"), "episode: unknown field 'colour'"),
-        (turn(answer=None), "turn 0: 'answer' should be str, got None"),
-        (turn(action=4), "turn 0: 'action' should be null or str, got 4"),
-        (turn(ids=5), "turn 0: 'ids' should be null or list, got 5"),
-        (turn(taste="sweet"), "turn 0: unknown field 'taste'"),
-        (turn(ids=["x"]), "turn 0: 'ids' should hold a token id, got 'x'"),
-        (turn(ids=[-1]), "turn 0: 'ids' should hold a token id, got -1"),
-        (turn(logps=[math.nan]), "turn 0: 'logps' should hold a number, got nan"),
-        (changed(reward=math.inf), "episode: 'reward' should hold a number, got inf"),
-        (turn(logps=[None]), "turn 0: 'logps' should hold a number, got None"),
-        (changed(reward=10**400), "episode: 'reward' should hold a number, got 1000"),
-        (turn(answer="a\ud800"), "turn 0: 'answer' should hold text, got 'a\\ud800'"),
-        (changed(shots=[1]), "episode: 'shots' should hold text, got 1"),
-        (
-            changed(outcome="Solved"),
-            "'outcome' should be solved, failed, limit or stopped, got 'Solved'",
-        ),
-        (b"[" * 100_000, "not JSON (nested too deep)"),
+        b'{"task": "cli"',
+        b'{"task": "\xff"}',
+        b"[]",
+        b"[" * 100_000,
+        changed(version=2),
+        without("seed"),
+        changed(seed=True),
+        changed(reward=None),
+        changed(reward=math.inf),
+        changed(reward=10**400),
+        changed(outcome="Solved"),
+        changed(turns=[3]),
+        changed(colour="red"),
+        changed(shots=[1]),
+        turn(answer=None),
+        turn(answer="a\ud800"),
+        turn(action=4),
+        turn(ids=[-1]),
+        turn(logps=[math.nan]),
+        turn(taste="sweet"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number_with_what_is_wrong(tmp_path, line, says):
+def test_a_bad_line_is_named_by_file_and_number_and_left_alone(tmp_path, line):
     path = tmp_path / "played.jsonl"
-    path.write_bytes(tiny.episode().to_json().encode() + b"\n" + line + b"\n")
+    path.write_bytes(before := tiny.episode().to_json().encode() + b"\n" + line + b"\n")
     for use in (read, Writer):
         with pytest.raises(ValueError) as error:
             use(path)
-        assert str(error.value).startswith(f"{path}, line 2: ") and says in str(error.value)
-
-
-def test_fields_that_have_a_default_may_be_missing():
-    record = json.loads(tiny.episode().to_json())
-    for name in ("error", "ids", "logps"):
-        del record["turns"][0][name]
-    del record["sampling"]
-    assert Episode.from_json(json.dumps(record)) == tiny.episode()
-
-
-def test_a_missing_file_and_an_empty_one_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="no such file of episodes"):
-        read(tmp_path / "none.jsonl")
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match="holds no episodes"):
-        read(tmp_path / "empty.jsonl")
+        assert str(error.value).startswith(f"{path}, line 2: ") and "\n" not in str(error.value)
+    assert path.read_bytes() == before
 
 
 def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path):
@@ -220,19 +164,6 @@ def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path
     before = path.stat().st_mtime_ns
     arrange(path, [tiny.episode(index=n).key for n in range(4)])
     assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "notes.txt"
-    for content in (
-        b"precious",
-        b"one\nprecious",
-        tiny.episode().to_json().encode() + b"\nprecious",
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"notes.txt, line \d"):
-            Writer(path)
-        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -265,30 +196,3 @@ def test_two_cannot_write_to_one_file(tmp_path):
             Writer(path)
     with Writer(path) as writer:
         assert writer.done == {tiny.episode().key}
-
-
-def test_a_file_that_was_replaced_while_somebody_opened_it_is_not_appended_to(
-    tmp_path, monkeypatch
-):
-    """Its last writer had put an ordered copy in its place: lines that went to the old one would be lost."""
-    path = tmp_path / "played.jsonl"
-    path.touch()
-
-    def replaced(file, how, real=fcntl.flock):
-        (tmp_path / "ordered").touch()
-        os.replace(tmp_path / "ordered", path)
-        return real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", replaced)
-    with pytest.raises(ValueError, match="played.jsonl: another process is writing to it"):
-        Writer(path)
-
-
-def test_whoever_keeps_the_error_of_a_refused_file_does_not_keep_its_lock(tmp_path):
-    path = tmp_path / "played.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match="line 1: not an episode") as kept:
-        Writer(path)
-    path.write_text("")
-    with Writer(path) as writer:
-        assert kept and not writer.done

@@ -1,5 +1,6 @@
 """What an agent means is understood, what it does not say is not guessed."""
 
+import contextlib
 import re
 
 import pytest
@@ -7,22 +8,28 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.actions import FORMS, Action, ActionError, render
+import envs
+from envs.actions import FORMS, Action, render
+from envs.protocol import ActionError
+from minidpo.data import prompt
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import (
-    FOLD_FROM_LINES,
-    SYSTEM,
-    changes,
-    conversation,
-    dialogues_of,
-    episode_messages,
-    next_prompt,
-    thought,
-    understand,
-    write,
-)
+from minidpo.data.prompt import FOLD_FROM_LINES, changes, dialogues_of, thought, write
 
+WORLD = envs.world("miniwob")
+SYSTEM = WORLD.system_prompt
 CLICK = Action("CLICK", ref="3")
+
+
+def understand(answer, world=WORLD):
+    return prompt.understand(answer, world)
+
+
+def conversation(instruction, turns):
+    return prompt.conversation(instruction, turns, SYSTEM)
+
+
+def next_prompt(instruction, turns, observation):
+    return prompt.next_prompt(instruction, turns, observation, SYSTEM)
 
 
 @st.composite
@@ -58,26 +65,27 @@ def test_forms_that_a_model_gets_nearly_right_are_read_as_meant(answer):
 
 
 @pytest.mark.parametrize(
-    "answer, says",
+    "answer",
     [
-        ("", "no action found: end the answer with a line like action: CLICK"),
-        ('CLICK(ref="3")', "no action found"),
-        ('my reaction: CLICK(ref="3")', "no action found"),
-        (
-            'action: CLICK(ref="3")\naction: CLICK(ref="4")',
-            "2 actions found: give exactly one a turn",
-        ),
-        ('action: CLICK(ref="3") CLICK(ref="4")', "a comma is missing"),
-        ("action:", "an action looks like"),
-        ("action: click the link", "an action looks like"),
-        ("action: CLICK()", "CLICK needs CLICK(ref)"),
-        ("action: __import__('os').system('true')", "an argument looks like"),
+        "",
+        'CLICK(ref="3")',
+        'my reaction: CLICK(ref="3")',
+        'action: CLICK(ref="3")\naction: CLICK(ref="4")',
+        "action: click the link",
+        "action: __import__('os').system('true')",
     ],
 )
-def test_no_action_or_several_are_refused_with_a_sentence_for_the_agent(answer, says):
+def test_no_action_or_several_are_refused_with_a_sentence_for_the_agent(answer):
     with pytest.raises(ActionError) as error:
         understand(answer)
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_answer_without_an_action_is_told_the_example_of_its_worlds_prompt():
+    for example in ('CLICK(ref="1")', "OPEN 3"):
+        world = type("Other", (type(WORLD),), {"system_prompt": f"Do.\naction: {example}\nor"})()
+        with pytest.raises(ActionError, match=re.escape(f"action: {example}") + "$"):
+            understand("hm", world)
 
 
 pieces = [
@@ -100,10 +108,8 @@ pieces = [
 
 @given(st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=5)), max_size=12).map("".join))
 def test_any_answer_is_understood_or_refused_and_nothing_else(answer):
-    try:
+    with contextlib.suppress(ActionError):
         assert isinstance(understand(answer), Action)
-    except ActionError:
-        pass
     assert isinstance(thought(answer), str)
 
 
@@ -131,7 +137,9 @@ def test_an_episode_is_this_conversation():
         ("assistant", 'action: CLICK(ref="1")', None),
     ]
     episode = tiny.episode()
-    assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
+    assert prompt.episode_messages(episode, SYSTEM) == conversation(
+        episode.instruction, episode.turns
+    )
 
 
 BOXES = [f"checkbox [{n}]" for n in range(1, FOLD_FROM_LINES)]
@@ -139,15 +147,13 @@ BOXES = [f"checkbox [{n}]" for n in range(1, FOLD_FROM_LINES)]
 
 def test_what_stands_behind_the_agents_last_token_takes_no_place_of_the_models():
     """An answer that was cut, of a prompt that just fitted: the end of its message stands behind it."""
-    (whole,) = dialogues_of([tiny.episode()], tiny.chat(), 10_000)[0]
+    (whole,) = dialogues_of([tiny.episode()], tiny.chat(), 10_000, SYSTEM)[0]
     last = max(t for t, turn in enumerate(whole.turns) if turn >= 0)
     for limit in range(last + 1, len(whole.ids) + 1):
-        (cut,) = dialogues_of([tiny.episode()], tiny.chat(), limit)[0]
+        (cut,) = dialogues_of([tiny.episode()], tiny.chat(), limit, SYSTEM)[0]
         assert cut == (whole.ids[:limit], whole.turns[:limit])
-    with pytest.raises(
-        ValueError, match=f"{len(whole.ids)} tokens, but the model reads at most {last}"
-    ):
-        dialogues_of([tiny.episode()], tiny.chat(), last)
+    with pytest.raises(ValueError, match=f"at most {last}"):
+        dialogues_of([tiny.episode()], tiny.chat(), last, SYSTEM)
 
 
 def boxes(*checked, gone=()) -> str:

@@ -2,7 +2,7 @@
 
 import copy
 import random
-import sys
+from itertools import pairwise
 
 import pytest
 import tiny
@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.batch import batch_logps, batch_scores, batches_within, collate
+from minidpo.data.batch import batch_scores, collate
 from minidpo.data.prompt import check_trajectories
-from minidpo.data.tree import ancestors, grow, grow_groups
+from minidpo.data.tree import grow, grow_groups
 from minidpo.memory import lora
-from minidpo.memory.machine import row_length
 from minidpo.memory.recompute import switch
 from minidpo.model.chat import Dialogue
 from minidpo.objective.scores import turn_weights
@@ -31,7 +30,6 @@ CALM = copy.deepcopy(
 )  # weights as small as trained ones, or rounding itself would be louder than 1e-5
 for weight in CALM.parameters():
     weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)
-SINGLE = copy.deepcopy(CALM).float()
 
 
 def trajectories(seed, n, alphabet=3, longest=12):
@@ -73,13 +71,12 @@ def alone(model, rows, score="sum", gamma=None):
     for row in rows:
         logp = model.head(model(torch.tensor([row.ids])))[0].log_softmax(-1)
         own = [t for t, turn in enumerate(row.turns) if turn >= 0]
-        phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype) if score == "dmpo" else None
-        weights = {
-            "sum": lambda t: 1.0,
-            "mean": lambda t: 1 / len(own),
-            "dmpo": lambda t: phi[row.turns[t]],
-        }[score]
-        result.append(sum(weights(t) * logp[t - 1, row.ids[t]] for t in own))
+        if score == "dmpo":
+            phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype)
+            weights = [phi[row.turns[t]] for t in own]
+        else:
+            weights = [1 / len(own) if score == "mean" else 1.0] * len(own)
+        result.append(sum(w * logp[t - 1, row.ids[t]] for w, t in zip(weights, own)))
     return torch.stack(result)
 
 
@@ -98,17 +95,6 @@ def test_each_path_of_a_tree_spells_its_trajectory_from_depth_0_on(rows):
 def test_a_common_beginning_stands_in_the_tree_once(rows):
     beginnings = {tuple(row.ids[: t + 1]) for row in rows for t in range(len(row.ids))}
     assert len(grow([row.ids for row in rows]).ids) == len(beginnings)
-
-
-@given(forests)
-def test_a_token_sees_itself_and_what_stands_before_it_in_its_trajectories_and_nothing_else(rows):
-    tree = grow([row.ids for row in rows])
-    sees = ancestors(torch.tensor([tree.ends]))[0]
-    expected = torch.zeros_like(sees)
-    for path in tree.paths:
-        for t, node in enumerate(path):
-            expected[node, path[: t + 1]] = True
-    assert torch.equal(sees, expected)
 
 
 @given(forests, seeds)
@@ -135,15 +121,6 @@ def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one
     torch.testing.assert_close(
         gradients(MODEL, together @ pull), gradients(MODEL, apart @ pull), rtol=1e-10, atol=1e-10
     )
-
-
-@few
-@given(forests)
-def test_in_fp32_they_agree_to_1e_5(rows):
-    together, exact = batch_scores(SINGLE, collate([rows])), alone(CALM, rows)
-    torch.testing.assert_close(together.double(), exact, rtol=1e-5, atol=1e-5)
-    ours, wanted = gradients(SINGLE, together.sum()), gradients(CALM, exact.sum())
-    assert (ours.double() - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 @few
@@ -195,40 +172,7 @@ def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, 
     )
 
 
-def test_no_token_of_a_sibling_moves_a_trajectory():
-    """The mask alone keeps them apart: without it the later branch would read the earlier one."""
-    late = Dialogue([1, V - 1, 3], [-1, 0, 0])
-    for other in range(V - 1):
-        pair = collate([[late, Dialogue([1, other, other], late.turns)]])
-        torch.testing.assert_close(batch_scores(MODEL, pair)[:1], alone(MODEL, [late]))
-
-
 # what the agent wrote
-
-
-@given(forests)
-def test_a_batch_names_the_agents_tokens_once_and_the_position_before_each(rows):
-    batch, tree = collate([rows]), grow([row.ids for row in rows])
-    written = {
-        tuple(row.ids[: t + 1]) for row in rows for t, turn in enumerate(row.turns) if turn >= 0
-    }
-    assert len(batch.targets) == len(batch.predict) == len(written)
-    spelled = {}
-    for path in tree.paths:
-        spelled |= {node: tuple(tree.ids[n] for n in path[: t + 1]) for t, node in enumerate(path)}
-    assert {
-        (*spelled[p], t) for p, t in zip(batch.predict.tolist(), batch.targets.tolist())
-    } == written
-
-
-@given(forests)
-def test_w_has_an_entry_for_each_token_that_the_agent_wrote_in_each_trajectory(rows):
-    batch = collate([rows])
-    for n, row in enumerate(rows):
-        own = batch.column[batch.row == n]
-        assert batch.targets[own].tolist() == [i for i, turn in zip(*row) if turn >= 0]
-    assert batch.rows == len(rows) and set(batch.weight.tolist()) == {1.0}
-    assert batch.tokens == len(grow([row.ids for row in rows]).ids)
 
 
 @few
@@ -240,25 +184,6 @@ def test_second_rows_are_the_means_of_the_trajectories_asked_for(rows, seed):
     assert batch.rows == len(result) == len(rows) + 3
     torch.testing.assert_close(result[: len(rows)], alone(MODEL, rows))
     torch.testing.assert_close(result[len(rows) :], alone(MODEL, rows, "mean")[means])
-
-
-def test_a_tree_without_branches_needs_no_mask_and_says_so():
-    chain, other = Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 4, 3], [-1, 0, 0])
-    assert collate([[chain], [other]]).ends is None
-    assert collate([[chain, Dialogue([1, 2], [-1, 0])]]).ends is None  # one begins the other
-    assert collate([[chain, other]]).ends is not None
-
-
-@few
-@given(forests)
-def test_log_probs_are_those_of_plain_log_softmax(rows):
-    batch = collate([[row] for row in rows])
-    logps = batch_logps(MODEL, batch)
-    plain = []
-    for row in rows:
-        logp = MODEL.head(MODEL(torch.tensor([row.ids])))[0].log_softmax(-1)
-        plain += [logp[t - 1, row.ids[t]] for t, turn in enumerate(row.turns) if turn >= 0]
-    torch.testing.assert_close(logps, torch.stack(plain))
 
 
 # budgets
@@ -278,55 +203,8 @@ def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_
         return len(grow([ids[t] for i in part for t in units[i]]).ids)
 
     assert all(len(part) == 1 or size(part) <= budget for part in parts)
-    for part, following in zip(parts, parts[1:]):  # and no tree is closed too early
+    for part, following in pairwise(parts):  # and no tree is closed too early
         assert size([*part, following[0]]) > budget
-
-
-@given(forests, seeds, budgets)
-def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_the_order_of_its_units(
-    rows, seed, budget
-):
-    rng, numbers = random.Random(seed), range(len(rows))
-    instances = [("task", rng.randrange(3)) for _ in rows]
-    units = [(t, rng.choice([n for n in numbers if instances[n] == instances[t]])) for t in numbers]
-    groups = grow_groups(units, [row.ids for row in rows], instances, budget)
-    assert sorted(unit for group in groups for unit in group.units) == list(numbers)
-    for group in groups:
-        assert len({instances[t] for t in group.trajectories}) == 1
-        assert group.trajectories == list(
-            dict.fromkeys(t for unit in group.units for t in units[unit])
-        )
-        assert group.tree == grow([rows[t].ids for t in group.trajectories])
-
-
-@given(st.lists(st.integers(1, 90), max_size=12), st.integers(0, 180))
-def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(
-    lengths, budget
-):
-    packed = batches_within(lengths, budget)
-    assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
-    for batch in packed:
-        assert len(batch) == 1 or len(batch) * row_length(max(lengths[i] for i in batch)) <= budget
-
-
-def test_rows_have_few_lengths_and_the_tree_that_fills_none_of_them_is_read_as_by_itself():
-    assert [row_length(n) for n in range(1, 35)] == [*range(1, 33), 34, 34]
-    lengths = {row_length(n) for n in range(200, 3000)}
-    assert len(lengths) == 64 and all(n <= row_length(n) <= 17 / 16 * n for n in range(1, 3000))
-    assert lengths == set(map(row_length, lengths))
-    rows = [
-        Dialogue([7] * shared + list(range(20)), [-1] * shared + [0] * 20) for shared in (12, 13)
-    ]
-    batch = collate([rows])
-    assert batch.tokens == 53 and batch.ids.shape == (1, 54)
-    for walk_above in (sys.maxsize, 0):
-        torch.testing.assert_close(batch_scores(MODEL, batch, walk_above), alone(MODEL, rows))
-
-
-def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
-    assert batches_within([5, 1, 3], 15) == [[1, 2, 0]]
-    assert batches_within([5, 1, 3], 1) == [[1], [2], [0]]
-    assert batches_within([], 9) == [] and grow_groups([], [], [], 9) == []
 
 
 def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
@@ -334,15 +212,7 @@ def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
         Dialogue([1, 2, 3], turns) for turns in ([-1] * 3, [-1, 0, 0], [0, 0, -1])
     )
     check_trajectories([long], ["click-a seed 1"], limit=3)
-    with pytest.raises(
-        ValueError, match="click-a seed 1: 3 tokens, .* at most 2: .* ask for fewer --shots"
-    ):
-        check_trajectories([long], ["click-a seed 1"], limit=2)
-    with pytest.raises(
-        ValueError, match="^0: 3 tokens, .*, 8: 3 tokens and 3 more, but the model reads"
-    ):
-        check_trajectories(12 * [long], list(map(str, range(12))), limit=2)
-    with pytest.raises(ValueError, match="click-b seed 2: the agent wrote nothing"):
-        check_trajectories([long, silent], ["click-a seed 1", "click-b seed 2"], limit=9)
-    with pytest.raises(ValueError, match="click-c seed 3: it begins with a token of the agent"):
-        check_trajectories([bare], ["click-c seed 3"], limit=9)
+    for row, limit in ((long, 2), (silent, 9), (bare, 9)):
+        with pytest.raises(ValueError, match="click-b seed 2: ") as refused:
+            check_trajectories([row], ["click-b seed 2"], limit)
+        assert "\n" not in str(refused.value)

@@ -24,11 +24,6 @@ def test_parse_inverts_render(action):
     assert parse(render(action)) == action
 
 
-@given(actions())
-def test_the_canonical_text_is_one_line_without_a_line_break_of_its_own(action):
-    assert "\n" not in render(action)
-
-
 @given(st.text() | st.from_regex(r"[A-Z_]{4,6}\((ref|text|x|dx)=[\"']?.{0,9}[\"']?(, *.{0,9})?\)?"))
 @example('__import__("os").system(command="id")')
 @example("CLICK(" * 50)

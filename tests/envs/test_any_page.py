@@ -1,7 +1,5 @@
 """What pages of the web are made of: rows, cards, editors, dates, sliders, names and states, slow servers."""
 
-import asyncio
-import gc
 import re
 
 import pytest
@@ -242,17 +240,6 @@ def test_a_picture_waits_for_no_letters(run, home, at, monkeypatch):
     assert run(home.page.screenshot()).startswith(b"\x89PNG")
 
 
-def test_a_connection_that_a_page_breaks_off_leaves_no_word_on_the_terminal(run, home, at, caplog):
-    at("/aborted")
-    run(asyncio.sleep(0.5))
-    gc.collect()
-    assert "Task was destroyed" not in caplog.text
-
-
-def test_a_long_text_is_read_in_time(at):
-    assert "line 0 of" in at("/log")[0]
-
-
 def test_a_field_that_is_laid_over_its_drawing_is_listed_and_a_faded_one_is_not(at):
     assert at("/over") == ['text "Choose"', 'select "Size" options "S", "L" value="S"']
 
@@ -318,10 +305,6 @@ def test_a_paragraph_without_spaces_is_told_as_far_as_it_lies_in_the_window(at):
     )
 
 
-def test_an_icon_fonts_letters_are_no_words(at):
-    assert at("/private") == ['button "Find #efefef"']
-
-
 def test_a_long_list_hides_nothing_that_follows(at):
     options, after = at("/many")
     assert (
@@ -333,13 +316,6 @@ def test_a_button_without_a_caption_has_the_browsers(at):
     assert at("/captions") == [
         f'button "{caption}"' for caption in ("Submit", "Reset", "Find", "Go")
     ]
-
-
-def test_an_empty_clipboard_takes_nothing_away(at, use, press):
-    at("/paste")
-    use("T")
-    press("Control+a")
-    assert 'value="words"' in press("Control+v").text
 
 
 def test_the_last_line_says_how_to_see_more_and_does_no_harm(at, use, press):
@@ -391,33 +367,11 @@ def test_aria_states_are_told(at):
     assert at("/twice")[0] == 'button "A" disabled'
 
 
-def test_what_is_open_or_chosen_in_part_and_the_name_of_a_drawing_are_told(at):
-    *seen, drawing = at("/more")
-    assert seen == ['item "More" expanded', 'text "x"', "checkbox mixed"]
-    assert drawing.startswith('drawing "Delete" from ')
-
-
-@pytest.mark.parametrize(
-    "path, first",
-    [("/drag", 'item "move me"'), ("/float", 'link "Photo"'), ("/typed", 'link "there"')],
-)
-def test_what_can_be_used_is_listed(at, path, first):
-    assert at(path)[0] == first
-
-
 def test_a_slider_is_set_to_a_number_and_a_disabled_button_is_told(at, use):
     at("/slide")
     assert 'value="7"' in use("R", "TYPE", text="7").text
     assert "cannot be set to 77" in use("R", "TYPE", text="77").error
     assert "is disabled" in use("no").error
-
-
-@pytest.mark.parametrize("name", ["zero", "word"])
-def test_a_slider_with_an_odd_step_is_set_or_refused(at, use, name):
-    at("/odd")
-    assert 'value="52"' in use(name, "TYPE", text="52").text
-    assert "cannot be set to 999" in use(name, "TYPE", text="9" * 400).error
-    assert "is not a field" in use(name, "TYPE", text="\u0667").error
 
 
 def test_nothing_is_sent_twice_by_going_back_or_loading_anew(at, use, press, site):
@@ -441,17 +395,6 @@ def test_behind_the_first_page_there_is_nothing_to_go_back_to(at, use, press):
 def test_the_focus_stays_where_the_page_put_it_after_a_choice(at, use):
     at("/moves")
     assert 'input text "N" focused' in use("Size", "SELECT", option="M").text
-
-
-def test_letters_that_nobody_sees_are_not_read(at, use):
-    at("/soft")
-    assert 'value="Walnut"' in use("N", "SELECT", option="Walnut").text
-
-
-def test_an_address_with_a_fragment_is_loaded_anew(at, use):
-    at("/need#a")
-    use("Name", "TYPE", text="old")
-    assert "old" not in at("/need#a")[0]
 
 
 def test_a_form_whose_fields_are_named_like_all_its_properties_is_read_and_used(run, home, at, use):

@@ -3,14 +3,13 @@
 import asyncio
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from process_tree import children, left, processes, wait_for
 
 from envs.actions import Action
 from envs.miniwob.browser import driver, page
@@ -24,46 +23,6 @@ NAME, PASSWORD, LOGIN = (
 )  # fmt: skip
 
 
-def children(parent: int) -> dict[int, str]:
-    """The processes below one, with their command lines."""
-    # `ww`: whole lines, however narrow the terminal
-    listing = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True)
-    rows = [
-        (int(pid), int(above), command)
-        for pid, above, command in (line.split(None, 2) for line in listing.stdout.splitlines())
-    ]
-    found, parents = {}, {parent}
-    while (
-        parents
-    ):  # level by level: once the numbers have started again, a child's is below its parent's
-        level = {pid: command for pid, above, command in rows if above in parents}
-        found, parents = found | level, set(level)
-    return {pid: command for pid, command in found.items() if not command.startswith("ps ")}
-
-
-def alive(pids) -> list[int]:
-    """Which of the processes still run (the dead that nobody has buried do not count)."""
-    status = [Path(f"/proc/{pid}/stat") for pid in pids]
-    return [
-        stat
-        for stat in status
-        if stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    ]
-
-
-def left(seen: dict[int, str]) -> list[int]:
-    """Which of the processes seen some time ago still run: their numbers may be others' by now."""
-    now = children(0)
-    return [pid for pid, command in seen.items() if now.get(pid) == command]
-
-
-def wait_for(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert condition()
-
-
 async def crash(env):
     with pytest.raises(page.Error):
         await asyncio.wait_for(env._page._tab.goto("chrome://crash"), 3)
@@ -71,22 +30,6 @@ async def crash(env):
 
 async def close(env):
     await env._page._tab.close()
-
-
-def processes(kind, parent=None):
-    """Below a process, by default this one: the driver, Chromium's own process, its renderers, the guard."""
-    pattern = {
-        "driver": r"playwright/driver",
-        "chromium": r"^(?!.*--type=).*--remote-debugging-pipe",
-        "renderer": r"--type=renderer(?!.*--top-chrome-webui)",
-        "guard": r"^/bin/sh -c read",
-        "nothing": r"(?!)",
-    }[kind]
-    return [
-        pid
-        for pid, command in children(parent or os.getpid()).items()
-        if re.search(pattern, command)
-    ]
 
 
 def signals(kind, number):
@@ -249,23 +192,6 @@ def test_a_killed_python_leaves_no_chromium(stopped):
     wait_for(lambda: not left(below))
 
 
-def test_two_hundred_episodes_leave_no_process_behind():
-    async def play():
-        async with Browser(pages=2) as chromium:
-            await asyncio.gather(*[env.reset("click-test", 0) for env in chromium.envs])
-            before = len(children(os.getpid()))
-            for seed in range(100):
-                await asyncio.gather(*[env.reset("click-test", seed) for env in chromium.envs])
-                seen = await asyncio.gather(
-                    *[env.step(Action("CLICK", ref="1")) for env in chromium.envs]
-                )
-                assert all(each.outcome is Outcome.SOLVED for each in seen)
-            assert len(children(os.getpid())) <= before
-
-    asyncio.run(play())
-    wait_for(lambda: not children(os.getpid()))
-
-
 def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
     monkeypatch.delenv("MINIDPO_CHROMIUM", raising=False)
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
@@ -319,26 +245,3 @@ def test_without_a_sandbox_on_the_system_miniwob_is_opened_and_the_web_is_not(
         EnvError, match="finds no sandbox on this system, and no page of the web is visited"
     ):
         asyncio.run(start(WebPage))
-
-
-def test_a_browser_that_does_not_start_says_why(monkeypatch, tmp_path):
-    program = tmp_path / "chromium"
-    program.write_text("#!/bin/sh\necho libnss3.so is missing >&2\nexit 127\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
-
-    async def start():
-        async with Browser(pages=1):
-            pass
-
-    with pytest.raises(EnvError, match="(?s)does not start.*libnss3.so is missing") as told:
-        asyncio.run(start())
-    assert "\n" not in str(told.value)
-
-
-def test_a_step_needs_an_episode():
-    env = Browser(pages=1).envs[0]
-    with pytest.raises(ValueError, match="before reset"):
-        asyncio.run(env.step(LOGIN))
-    with pytest.raises(EnvError, match="no page"):
-        asyncio.run(env.screenshot())

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from envs.actions import Action, parse, render
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.experts.by_task import EXPERTS
-from envs.miniwob.experts.decisions import Decision, Expert, click
+from envs.miniwob.experts.decisions import Decision, Expert
 from envs.miniwob.experts.elements import Element, element, look
 from envs.miniwob.experts.habits import HABITS, clumsy
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import Observation, Outcome
-from minidpo.acting.policies import ExpertPolicy, Job, RunningEpisode
-from minidpo.data.episodes import Turn
 
 NOISE = 0.6
 
@@ -136,9 +134,8 @@ def golden():
     return play_all(SUITES["demo"], SEEDS["validation"][:6], lambda task, seed: EXPERTS[task])
 
 
-@pytest.mark.parametrize("task", SUITES["demo"])
-def test_an_expert_solves_its_task(golden, task):
-    assert solved(golden, task) == 6
+def test_experts_solve_the_demos_tasks(golden):
+    assert [e.task for e in golden if e.outcome is not Outcome.SOLVED] == []
 
 
 def test_an_experts_thought_quotes_task_and_page_and_its_action_can_be_written(golden):
@@ -321,12 +318,6 @@ def test_a_slip_is_what_its_name_says(habit, task, seen, slip):
     assert (found and (found.line, found.action)) == slip
 
 
-def test_the_first_in_sight_is_one_that_can_be_used():
-    seen = page("Click on b.", 'link "no link"', 'link "a" [1]', 'link "b" [2]')
-    slip = HABITS["first_in_sight"](seen, click(look(seen)[2]))
-    assert slip.action == Action("CLICK", ref="1")
-
-
 def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):
     counts = dict.fromkeys(HABITS, 0)
     for episode in golden:
@@ -338,59 +329,6 @@ def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):
                     assert slip.action != right.action
                     assert quotes(slip.line, slip.action, seen)
     assert min(counts.values()) >= 10
-
-
-def test_without_noise_a_clumsy_expert_is_the_expert(golden):
-    for episode in golden:
-        act = clumsy(EXPERTS[episode.task], 0.0, random.Random(0))
-        assert [act(seen, done) for seen, done, _ in episode.moments()] == episode.decisions
-
-
-def test_with_full_noise_every_decision_that_can_slip_does(golden):
-    for episode in golden:
-        act = clumsy(EXPERTS[episode.task], 1.0, random.Random(0))
-        for seen, done, right in episode.moments():
-            slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
-            assert act(seen, done) in (
-                [slip._replace(words=right.words) for slip in slips] or [right]
-            )
-
-
-def test_the_same_seed_slips_in_the_same_way():
-    def fifty(seed):
-        act = clumsy(EXPERTS["login-user"], 0.5, random.Random(seed))
-        return [act(LOGIN, []) for _ in range(50)]
-
-    assert fifty(1) == fifty(1) != fifty(2)
-
-
-def test_each_turn_of_a_clumsy_policy_has_a_stream_of_its_own():
-    policy, failed = ExpertPolicy(0.5, 1), Turn(LOGIN.text, "hm", None)
-
-    def said(turns):
-        jobs = [Job("login-user", seed, 0, 8) for seed in range(20)]
-        return [
-            asyncio.run(policy.answer(0, RunningEpisode(job, LOGIN, turns))).text for job in jobs
-        ]
-
-    assert said([]) == said([]) != said([failed])
-
-
-def test_each_habit_is_twice_as_likely_as_the_next():
-    """Two slips, noise 1: 2/3 and 1/3 of 2,700 decisions, within four standard deviations (98)."""
-    act, right = (
-        clumsy(EXPERTS["login-user"], 1.0, random.Random(0)),
-        EXPERTS["login-user"](LOGIN, []),
-    )
-    slips = [act(LOGIN, []) for _ in range(2_700)]
-    counts = [slips.count(habit(LOGIN, right)) for habit in HABITS.values()]
-    assert counts == pytest.approx([1800, 900], abs=98)
-
-
-@pytest.mark.parametrize("noise", [-0.1, 1.1, float("nan")])
-def test_noise_is_a_probability(noise):
-    with pytest.raises(ValueError, match="probability"):
-        clumsy(EXPERTS["click-link"], noise, random.Random(0))
 
 
 def test_a_clumsy_expert_fails_at_times_and_mends_at_times():

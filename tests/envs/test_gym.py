@@ -13,10 +13,9 @@ import pytest
 from gymnasium import error
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from test_browser import alive, children, wait_for
+from process_tree import alive, children, wait_for
 
 from envs.gym import MiniWoBEnv
-from envs.miniwob.browser.driver import Browser
 from envs.miniwob.browser.shared import SHARED
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import EnvError
@@ -103,11 +102,6 @@ def test_every_task_is_registered():
     assert gymnasium.make("envs.gym:" + BUTTON).unwrapped.task == "click-button"
 
 
-def test_nothing_is_started_before_the_first_reset(down):
-    with gymnasium.make(BUTTON):
-        assert not chromiums()
-
-
 def test_a_seed_is_an_instance_of_the_split_and_no_seed_draws_one(env):
     one, info = env.reset(seed=7)
     assert info["seed"] == SEEDS["rollouts"][7]
@@ -120,18 +114,6 @@ def test_a_seed_is_an_instance_of_the_split_and_no_seed_draws_one(env):
     assert env.reset(seed=7, options={"split": "test"})[1]["seed"] == SEEDS["test"][7]
     with MiniWoBEnv("click-button", split="test") as other:
         assert other.reset(seed=7)[1]["seed"] == SEEDS["test"][7]
-
-
-def test_the_page_is_the_one_that_collect_shows(env):
-    async def seen():
-        async with Browser(pages=1) as chromium:
-            return await chromium.envs[0].reset("click-button", SEEDS["validation"][3])
-
-    expected, (observation, _) = (
-        asyncio.run(seen()),
-        env.reset(seed=3, options={"split": "validation"}),
-    )
-    assert observation == {"instruction": expected.instruction, "page": expected.text, "error": ""}
 
 
 def test_reward_is_one_exactly_when_solved(env):
@@ -182,17 +164,6 @@ def test_an_episode_is_truncated_at_the_tasks_limit_and_has_then_ended(env):
     assert env.step(right(solved))[1:4] == (1.0, True, False)  # in the last turn
 
 
-def test_it_shows_what_an_agent_reads_and_what_a_person_sees(up):
-    with gymnasium.make(BUTTON, render_mode="ansi") as env:
-        observation, _ = env.reset(seed=0)
-        assert env.render() == f"task: {observation['instruction']}\npage:\n{observation['page']}"
-        env.step("?")
-        assert env.render().splitlines()[1].startswith("error: an action looks like")
-    with gymnasium.make(BUTTON, render_mode="png") as env:
-        env.reset(seed=0)
-        assert env.render().startswith(b"\x89PNG")
-
-
 def test_it_works_inside_a_running_event_loop(up):
     async def notebook():
         return solve(seed=5)
@@ -224,40 +195,6 @@ def test_the_browser_goes_with_the_last_environment(down):
     wait_for(lambda: not chromiums())
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_closing_an_environment_ends_what_another_thread_waits_for(others, down):
-    kept = [SHARED.open() for _ in range(others)]
-    env = SHARED.open()
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(SHARED.run, env, asyncio.sleep(600))
-        wait_for(lambda: SHARED._open[env])
-        SHARED.close(env)
-        with pytest.raises(EnvError, match="closed while it was at work"):
-            waiting.result(timeout=30)
-        with pytest.raises(EnvError, match="browser has stopped"):
-            SHARED.run(env, env.screenshot())
-    assert drivers() == others
-    for env in kept:
-        SHARED.close(env)
-
-
-def test_a_closed_environment_says_so(env):
-    env.reset(seed=0)
-    env.close()
-    env.close()
-    with pytest.raises(error.ClosedEnvironmentError, match="make a new one"):
-        env.reset(seed=0)
-    with pytest.raises(error.ResetNeeded):
-        env.step("WAIT()")
-
-
-def test_steps_and_pictures_need_an_episode():
-    with MiniWoBEnv("click-button", render_mode="png") as env:
-        for act in (env.render, lambda: env.step("WAIT()")):
-            with pytest.raises(error.ResetNeeded, match="reset"):
-                act()
-
-
 @pytest.mark.parametrize(
     "given, message",
     [({"task": "click-buton"}, "did you mean click-button"), ({"task": "demo"}, "one task"),
@@ -267,24 +204,6 @@ def test_steps_and_pictures_need_an_episode():
 def test_what_cannot_be_made_is_refused_with_the_way_out(given, message):
     with pytest.raises(ValueError, match=message):
         MiniWoBEnv(**given)
-
-
-@pytest.mark.parametrize("options", [{"split": "train"}, {"spilt": "test"}])
-def test_an_unknown_option_is_refused(env, options):
-    with pytest.raises(ValueError, match="the splits are|the only option is split"):
-        env.reset(options=options)
-
-
-def test_without_a_browser_it_is_a_runtime_error_and_the_next_try_is_a_new_one(
-    down, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
-    with MiniWoBEnv("click-button") as env:
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="is not a program"):
-                env.reset(seed=0)
-        monkeypatch.delenv("MINIDPO_CHROMIUM")
-        assert env.reset(seed=0)[0]["page"]
 
 
 def test_a_browser_that_breaks_for_good_ends_the_episode_without_a_reward(env, monkeypatch):

@@ -62,9 +62,3 @@ def test_only_root_on_debian_installs_packages(machine, capsys, root, apt):
     ran = machine(root, apt, brings="apt-get install")
     assert (install.main(), ran) == (2, ["playwright install with libraries", "playwright install"])
     assert capsys.readouterr().err == "no Chromium found\n"
-
-
-def test_a_browser_named_by_hand_is_never_replaced(machine, monkeypatch):
-    ran = machine()
-    monkeypatch.setenv("MINIDPO_CHROMIUM", "/nowhere/chromium")
-    assert (install.main(), ran) == (2, [])

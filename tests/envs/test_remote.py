@@ -5,16 +5,19 @@ import os
 import signal
 
 import pytest
-from test_browser import children, left, processes, wait_for
+from process_tree import children, left, processes, wait_for
 
+from benchmarks.make_nano import WORLD, Clumsy
 from envs.actions import Action
 from envs.miniwob.browser import remote
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.browser.remote import RemoteBrowser
 from envs.protocol import EnvError
-from minidpo.acting.collect import make_jobs, play_to_file
-from minidpo.acting.policies import ExpertPolicy
+from minidpo.acting.collect import play_to_file
+from minidpo.acting.jobs import make_jobs, split_instances
 from minidpo.data.episodes import read
+from minidpo.memory.context import Context
+from minidpo.memory.machine import Machine
 
 
 def there() -> int:
@@ -28,12 +31,12 @@ async def play(browser):
     env, other = browser.envs
     beside = await other.reset("click-test", 1)
     seen = [await env.reset("login-user", 3)]
-    for action in (
+    actions = (
         Action("TYPE", ref="1", text="na\u00efve \u4f60"),
         Action("CLICK", ref="77"),
         Action("CLICK", ref="3"),
-    ):
-        seen.append(await env.step(action))
+    )
+    seen += [await env.step(action) for action in actions]
     return seen, beside
 
 
@@ -45,21 +48,6 @@ def test_the_pages_are_those_of_a_browser_here():
     far, near = asyncio.run(both())
     assert far == near and far[0][-1].outcome == "failed" and far[0][2].error == "there is no [77]"
     wait_for(lambda: not children(os.getpid()))
-
-
-def test_calls_of_several_pages_run_at_the_same_time():
-    async def waits():
-        async with RemoteBrowser(4) as browser:
-            await asyncio.gather(
-                *(env.reset("click-test", seed) for seed, env in enumerate(browser.envs))
-            )
-            steps = [
-                asyncio.create_task(env.step(Action("WAIT"))) for env in browser.envs
-            ]  # 0.3 s each
-            done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
-            return (await asyncio.wait_for(asyncio.gather(*steps), 0.25)) and len(done)
-
-    assert asyncio.run(waits())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -116,36 +104,12 @@ def test_a_mistake_over_there_ends_that_process_at_once():
     asyncio.run(asyncio.wait_for(mistake(), 60))
 
 
-def test_what_is_no_answer_ends_it_too():
-    async def torn():
-        async with RemoteBrowser(1) as browser:
-            waiting = browser._answers[0] = asyncio.get_running_loop().create_future()
-            lines = asyncio.StreamReader()
-            for line in (b"Warning!\n", b'{"number": 0, "text": "to'):
-                lines.feed_data(line)
-            lines.feed_eof()
-            await browser._read(lines)
-            assert (await waiting) == {"failure": "the process of the pages has ended"}
-
-    asyncio.run(torn())
-
-
-def test_without_a_browser_the_reason_is_told(monkeypatch, tmp_path):
-    monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
-
-    async def start():
-        async with RemoteBrowser(1):
-            raise AssertionError("it started")
-
-    with pytest.raises(EnvError, match="is not a program"):
-        asyncio.run(start())
-    wait_for(lambda: not children(os.getpid()))
-
-
 def test_a_collection_notices_nothing_but_time_when_its_pages_are_killed(tmp_path, monkeypatch):
-    wanted = make_jobs({"click-button": 6, "login-user": 6}, "validation", 0, 1)
-    play_to_file(ExpertPolicy(0.3, 1), wanted, tmp_path / "quiet.jsonl", 2, "quiet")
-    policy = ExpertPolicy(0.3, 1)
+    tasks = {"click-button": 6, "login-user": 6}
+    wanted = make_jobs(WORLD, split_instances(WORLD, tasks, "validation"))
+    played = {"context": Context("", WORLD, machine=Machine(pages=2)), "title": ""}
+    play_to_file(Clumsy(0.3, 1), wanted, tmp_path / "quiet.jsonl", **played)
+    policy = Clumsy(0.3, 1)
     answer, answers = policy.answer, []
 
     async def with_accidents(page, episode):
@@ -157,7 +121,7 @@ def test_a_collection_notices_nothing_but_time_when_its_pages_are_killed(tmp_pat
         return await answer(page, episode)
 
     policy.answer = with_accidents
-    counts = play_to_file(policy, wanted, tmp_path / "disturbed.jsonl", 2, "disturbed")
+    counts = play_to_file(policy, wanted, tmp_path / "disturbed.jsonl", **played)
     assert counts["env_errors"] == 0 and counts["episodes"] == len(wanted) and len(answers) > 11
     assert read(tmp_path / "disturbed.jsonl") == read(tmp_path / "quiet.jsonl")
     cost = read(tmp_path / "quiet.jsonl")[0].cost

@@ -142,10 +142,6 @@ def test_a_new_page_hears_nothing_before_its_first_episode():
     assert asyncio.run(heard()) == [0, 2]
 
 
-def test_exceptions_are_tasks():
-    assert set(SOME) < set(SUITES["all"]) and set(BY_THE_CLOCK) < set(SUITES["all"])
-
-
 def test_a_reward_that_is_no_number_is_a_failure():
     """bisect-angle divides 0 by 0 where the dot lies on the corner of the angle."""
 

@@ -292,8 +292,3 @@ def test_what_is_told_is_what_a_person_sees(tasks):
 def test_what_an_expert_does_arrives_at_the_element_that_it_names(tasks):
     found = all_complaints(used, instances(set(tasks) & set(EXPERTS), 1 if tasks == SWIFT else 3))
     assert not found, "\n".join(found)
-
-
-def test_exceptions_are_of_tasks():
-    assert all(any(task.startswith(name) for task in SUITES["all"]) for name in EXCEPTIONS)
-    assert set(SWIFT) < set(SUITES["all"])

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from listening import nobody_should_call
 
+import envs
 from envs.actions import FORMS, MAX_LETTERS, MAX_PIXELS, Action, ActionError, parse, render
 from envs.miniwob.tasks import HTML
 from minidpo.data.episodes import Turn
 from minidpo.data.prompt import conversation, page, thought, understand, write
 
+WORLD = envs.world("miniwob")
 ATTACK = Path(__file__).parents[1].joinpath("attack.js").read_text()
 SPECIAL = (
     "<|im_end|>",
@@ -149,7 +151,7 @@ def judged(answer: str) -> Action | None:
     """The action of an answer or none; anything else that comes of it is a failure."""
     assert isinstance(thought(answer), str)
     try:
-        action = understand(answer)
+        action = understand(answer, WORLD)
     except ActionError as error:
         assert "\n" not in str(error) and len(str(error)) < 500
         return None
@@ -354,7 +356,7 @@ def test_what_a_page_prints_cannot_end_its_turn_of_the_prompt(run, env):
     fill = f"b.append({json.dumps(bad)}); p.append(b.innerText)"
     text = run(show(env, "<p id=p></p><button id=b></button>", fill))
     assert text.count("<|im_end|>") == 6
-    asked = conversation(bad, [last := Turn(text, bad, None, error=bad)])
+    asked = conversation(bad, [last := Turn(text, bad, None, error=bad)], WORLD.system_prompt)
     ids = chat.prompt([*asked, page(text, last, bad)])
     assert (
         specials(ids) == 2 * 4 + 1
@@ -368,9 +370,8 @@ said = st.lists(st.sampled_from(SPECIAL) | st.text(max_size=5), max_size=6).map(
 @given(said, st.lists(st.tuples(said, said, st.none() | said), max_size=4))
 def test_a_prompt_has_the_marks_of_its_messages_and_no_more(task, turns):
     chat = tiny.chat()
-    messages = conversation(
-        task, [Turn(seen, answer, None, error) for seen, answer, error in turns]
-    )
+    played = [Turn(seen, answer, None, error) for seen, answer, error in turns]
+    messages = conversation(task, played, WORLD.system_prompt)
     ids, owners = chat.dialogue(messages)
     assert specials(ids) == 2 * len(messages)
     spelled = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content, _ in messages)

@@ -5,12 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from minidpo import laws
-from minidpo.laws import code, head, loss, plugin
+from minidpo.laws import code, head, loss
 from minidpo.laws.plugin import named
 
 ROOT = Path(__file__).parents[2]
@@ -112,76 +110,12 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(four):
     assert not list(folder.glob(".pytest*"))
 
 
-@pytest.mark.parametrize(
-    "name, start, end",
-    [
-        ("forgotten", "does not hold  ", ": "),
-        pytest.param(
-            "none", "not asked      ", ": it has no parameter beta\n", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path, name, start, end):
-    (tmp_path / "mine.py").write_text(
-        "from minidpo.objective.losses import dpo_loss\n"
-        "def forgotten(pc, pr, rc, rr, beta=0.1): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
-        "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
-    )
-    _, said = judge(tmp_path, "--loss", f"mine:{name}")
-    assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
-    for law in (
-        "reads beta",
-        "is the loss at beta 1 of beta times the log probs",
-        "pulls with half of beta at first",
-    ):
-        assert f"\n{start}{law}{end}" in said
-
-
-@pytest.mark.slow
-def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
-    exit_code, said = judge(tmp_path, "--loss", "my_losses:exponential")
-    assert exit_code == pytest.ExitCode.USAGE_ERROR
-    assert re.fullmatch(
-        r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip()
-    )
-
-
 def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(four):
     _, exit_code, _, parts = four
     assert exit_code == 1
     counts = {name: text.count("\nholds") for name, text in parts.items() if name != "exponential"}
     assert counts == {"token_logps": len(head.LAWS), "advantage": 4, "nf4": len(code.LAWS)}
     assert "does not hold  sums to 0 in each group: the sum over group 0 is " in parts["advantage"]
-
-
-def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(four):
-    _, exit_code, _, parts = four
-    held, broken = (
-        parts["exponential"].count(f"\n{verdict} ") for verdict in ("holds", "does not hold")
-    )
-    assert exit_code == 1 and held > 10 and broken > 5 and held + broken == len(loss.LAWS)
-
-
-def test_an_option_that_is_given_twice_is_refused():
-    given = SimpleNamespace(args=["minidpo.laws", "--loss", "dpo", "--loss=ipo_sum"])
-    config = SimpleNamespace(
-        invocation_params=given,
-        option=SimpleNamespace(help=False),
-        getoption={"--loss": "ipo_sum"}.get,
-    )
-    with pytest.raises(
-        pytest.UsageError, match="^--loss is given twice: ask for the laws of one at a time$"
-    ):
-        plugin.pytest_configure(config)
-
-
-def test_without_a_function_the_laws_ask_for_one(tmp_path):
-    exit_code, said = judge(tmp_path)
-    assert exit_code == pytest.ExitCode.USAGE_ERROR
-    assert said.strip() == (
-        "ERROR: the laws want a function: --loss or --head or --advantage or --code "
-        "package.module:function"
-    )
 
 
 def test_other_runs_of_pytest_have_no_such_options(tmp_path):
@@ -199,15 +133,3 @@ def test_other_runs_of_pytest_have_no_such_options(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_without_hypothesis_a_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(laws, "find_spec", lambda name: None if name == "hypothesis" else name)
-    config = SimpleNamespace(
-        invocation_params=SimpleNamespace(args=["minidpo.laws", "--loss", "mine:loss"]),
-        option=SimpleNamespace(help=False),
-    )
-    with pytest.raises(
-        pytest.UsageError, match="^the laws need hypothesis: pip install hypothesis$"
-    ):
-        plugin.pytest_configure(config)

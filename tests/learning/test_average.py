@@ -1,6 +1,5 @@
 """Averaged adapters: the mean of what each computes up to second order, and of strangers none."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from test_lora import IDS, tiny, trained
 
-from minidpo.config import AverageCommand
 from minidpo.learning.average import average, checked, cosine_of_a, mean
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import scalar_head
+from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint, write_weights
-from tests.memory.test_lora import IDS, tiny, trained
 
 seeds = st.integers(0, 2**32 - 1)
 counts = st.lists(st.integers(1, 9), min_size=2, max_size=5)  # weights, of as many adapters
@@ -49,18 +48,6 @@ def test_a_mean_is_between_blind_to_order_and_to_the_scale_of_weights(seed, weig
         )
         torch.testing.assert_close(
             mean([adapters[0]] * len(weights), weights)[name], adapters[0][name]
-        )
-
-
-@given(seeds, counts)
-def test_a_weight_is_how_often_an_adapter_counts(seed, weights):
-    adapters = [drawn(seed + i) for i in range(len(weights))]
-    repeated = [
-        adapter for adapter, count in zip(adapters, weights, strict=True) for _ in range(count)
-    ]
-    for name, tensor in mean(adapters, weights).items():
-        torch.testing.assert_close(
-            tensor, sum(adapter[name] for adapter in repeated) / len(repeated)
         )
 
 
@@ -136,63 +123,25 @@ def test_the_logits_of_the_mean_are_the_mean_of_the_logits_up_to_second_order(tm
     errors = []
     for size in (2e-3, 1e-3):
         other = saved(tmp_path / f"{size}", seed=3, size=size)
-        average(AverageCommand((start, other), out=tmp_path / f"mean of {size}"))
-        middle = logits(tmp_path / f"mean of {size}" / "adapter")
+        run = RunFolder(tmp_path / f"mean of {size}", {})
+        middle = logits(average(run, (start, other)))
         errors.append((middle - (logits(start) + logits(other)) / 2).norm())
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
 
 
-def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(
-    tmp_path, start, after, capsys
-):
-    told = average(AverageCommand((start, after), (3, 1), tmp_path / "mean"))
-    folder = tmp_path / "mean" / "adapter"
-    assert capsys.readouterr().out.startswith(f"{folder}: the mean of 2 adapters, ")
+def test_it_writes_an_adapter_that_loads_for_the_same_base_alone(tmp_path, start, after):
+    run = RunFolder(tmp_path / "mean", {})
+    folder = average(run, (start, after), (3, 1))
     first, last, averaged = (load_file(each / lora.WEIGHTS) for each in (start, after, folder))
     for name, tensor in averaged.items():
         torch.testing.assert_close(tensor, (3 * first[name] + last[name]) / 4)
     assert lora.read_config(folder) == lora.read_config(start)
     assert lora.base_dtype(folder) == lora.base_dtype(start) == "float32"
-    metadata = lora.read_weights(folder)[1]
-    assert metadata[lora.ADAPTER_FINGERPRINT] == told["fingerprint"] == fingerprint(averaged)
-    assert (tmp_path / "mean" / "done").is_file()
-    settings = json.loads((tmp_path / "mean" / "config.json").read_text())
-    assert (
-        settings["adapters"] == [str(start), str(after)] and len(settings["adapters_sha256"]) == 2
-    )
-    with pytest.raises(ValueError, match="made for another base: its weights"):
+    assert lora.read_weights(folder)[1][lora.ADAPTER_FINGERPRINT] == fingerprint(averaged)
+    assert run.finished and average(run, (start, after), (1, 1)) == folder  # at once
+    assert load_file(folder / lora.WEIGHTS).keys() == averaged.keys()
+    with pytest.raises(ValueError, match="another base"):
         lora.load(tiny(1, torch.float32), folder)
-
-
-def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
-    out = tmp_path / "mean"
-    average(AverageCommand((start, after), out=out))
-    before = (out / "adapter" / lora.WEIGHTS).read_bytes()
-    moved = (tmp_path / "start").rename(tmp_path / "moved") / "adapter"
-    average(AverageCommand((moved, after), (1, 1), out))  # the same one again
-    (out / "adapter").rename(out / "lost")
-    with pytest.raises(
-        ValueError, match="is done, but its adapter is gone: delete .*done, and the same com"
-    ):
-        average(AverageCommand((moved, after), (1, 1), out))
-    (out / "lost").rename(out / "adapter")
-    with pytest.raises(ValueError, match="holds a run with other settings .weights"):
-        average(AverageCommand((moved, after), (1, 2), out))
-    with pytest.raises(ValueError, match="adapters of other content"):
-        average(AverageCommand((after, moved), out=out))
-    (out / "config.json").unlink()
-    with pytest.raises(ValueError, match="adapter is of no run in this folder: give another --out"):
-        average(AverageCommand((moved, after), out=out))
-    assert (out / "adapter" / lora.WEIGHTS).read_bytes() == before
-
-
-def test_no_adapter_that_is_averaged_is_overwritten(tmp_path, start, after):
-    before = {path: path.read_bytes() for folder in (start, after) for path in folder.iterdir()}
-    (tmp_path / "link").symlink_to(tmp_path / "start")
-    for out in (start.parent, after.parent, tmp_path / "link"):
-        with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
-            average(AverageCommand((start, after), out=out))
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(
@@ -201,24 +150,12 @@ def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(
     halves = {name: tensor.bfloat16() for name, tensor in load_file(start / lora.WEIGHTS).items()}
     write_weights(start / lora.WEIGHTS, halves, {"format": "pt"})  # as the agent that ships
     write_weights(after / scalar_head.FILE, {"reward": torch.zeros(16)}, {})
-    average(AverageCommand((start, after), out=tmp_path / "mean"))
-    assert f"{after / scalar_head.FILE} is left out" in capsys.readouterr().out
-    stored, metadata = lora.read_weights(tmp_path / "mean" / "adapter")
+    folder = average(RunFolder(tmp_path / "mean", {}), (start, after))
+    assert str(after / scalar_head.FILE) in capsys.readouterr().out
+    stored, metadata = lora.read_weights(folder)
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert metadata[lora.BASE_FINGERPRINT] == lora.read_weights(after)[1][lora.BASE_FINGERPRINT]
-    assert not (tmp_path / "mean" / "adapter" / scalar_head.FILE).exists()
-
-
-def test_bases_of_two_names_are_told_where_a_file_does_not_tell_their_weights(start, after, capsys):
-    settings = json.loads((after / lora.CONFIG).read_text()) | {
-        "base_model_name_or_path": "another"
-    }
-    (after / lora.CONFIG).write_text(json.dumps(settings))
-    checked([start, after])
-    assert capsys.readouterr().out == ""  # their fingerprints agree
-    save_file(load_file(after / lora.WEIGHTS), after / lora.WEIGHTS)
-    checked([start, after])
-    assert capsys.readouterr().out.endswith("tells its weights: its base, another\n")
+    assert not (folder / scalar_head.FILE).exists()
 
 
 def test_adapters_that_have_gone_far_from_one_start_still_have_a_mean(tmp_path, start):
@@ -228,25 +165,22 @@ def test_adapters_that_have_gone_far_from_one_start_still_have_a_mean(tmp_path, 
     assert len(checked([start, far])[0]) == 2
 
 
-OTHERS = "its rank, alpha, targets or base are others"
-
-
 @pytest.mark.parametrize(
-    "other, says",
+    "other, named",
     [
-        (dict(seed=1), "not trained from the adapter that"),
-        (dict(config=LoRAConfig(rank=4)), f"rank 4.*{OTHERS}"),
-        (dict(config=LoRAConfig(rank=3, alpha=8)), f"alpha 8.*{OTHERS}"),
-        (dict(config=LoRAConfig(rank=3, targets=("q_proj",))), f"4 tensors.*{OTHERS}"),
-        (dict(model=tiny(0, torch.float32, layers=1)), f"14 tensors.*{OTHERS}"),
-        (dict(seed=3, size=0.02, model=tiny(5, torch.float32)), "base_fingerprint is not that of"),
-        (dict(seed=3, size=float("nan")), "not finite"),
+        ({"seed": 1}, "not trained from"),
+        ({"config": LoRAConfig(rank=4)}, "rank 4"),
+        ({"config": LoRAConfig(rank=3, alpha=8)}, "alpha 8"),
+        ({"config": LoRAConfig(rank=3, targets=("q_proj",))}, "4 tensors"),
+        ({"model": tiny(0, torch.float32, layers=1)}, "14 tensors"),
+        ({"seed": 3, "size": 0.02, "model": tiny(5, torch.float32)}, lora.BASE_FINGERPRINT),
+        ({"seed": 3, "size": float("nan")}, "not finite"),
     ],
 )
-def test_strangers_have_no_mean(tmp_path, start, other, says):
+def test_strangers_have_no_mean(tmp_path, start, other, named):
     given = (start, saved(tmp_path / "other", **other))
-    with pytest.raises(ValueError, match=says) as error:
-        average(AverageCommand(given, out=tmp_path / "mean"))
+    with pytest.raises(ValueError, match=named) as error:
+        average(RunFolder(tmp_path / "mean", {}), given)
     assert str(error.value).startswith(f"{tmp_path / 'other'}: ") and "\n" not in str(error.value)
     assert not (tmp_path / "mean").exists()
 
@@ -269,20 +203,3 @@ def test_a_file_that_another_program_wrote_is_checked(start, after, changed, say
     save_file(tensors, after / lora.WEIGHTS, changed.get("metadata"))
     with pytest.raises(ValueError, match=says):
         checked([start, after])
-
-
-def test_a_command_that_asks_for_no_mean_is_refused(tmp_path, start):
-    for given, weights, says in (
-        ((start,), (), "two adapters or more"),
-        ((), (), "two adapters or more"),
-        ((start, start), (1,), "1 weights for 2 adapters: give one each"),
-        ((start, start), (1, 0), "above 0 and have a finite sum, got"),
-        ((start, start), (1, float("nan")), "above 0 and have a finite sum"),
-        ((start, start), (1e308, 1e308), "above 0 and have a finite sum"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            AverageCommand(given, weights, tmp_path / "mean")
-    with pytest.raises(ValueError, match="nowhere: no such folder"):
-        average(AverageCommand((start, tmp_path / "nowhere"), out=tmp_path / "mean"))
-    with pytest.raises(ValueError, match=f"{start.parent}: a run, whose adapter is {start}"):
-        average(AverageCommand((start, start.parent), out=tmp_path / "mean"))

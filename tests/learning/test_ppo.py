@@ -1,7 +1,6 @@
 """PPO from episodes to a step's gradient: values, the passes over the rollouts, whole runs."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_grpo import CPU, HERE, MACHINES, RIGHT, WORLD, WRONG, group, rollouts, trees_of
+from test_grpo import CPU, HERE, MACHINES, RIGHT, WRONG, group, rollouts, trees_of
 
 from minidpo.learning import policy_gradient as policy_gradient_module
 from minidpo.learning import ppo as ppo_module
@@ -32,29 +31,13 @@ from minidpo.learning.ppo import (
     valued_batches,
 )
 from minidpo.learning.rollouts import entry_logps
-from minidpo.memory import loading, lora
-from minidpo.memory.context import Context
-from minidpo.memory.lora import LoRAConfig
+from minidpo.memory import lora
 from minidpo.model.scalar_head import FILE, ScalarHead
 from minidpo.system.run_folder import RunFolder, records
 
 EPISODES = [*group(1), *group(2)]
 VERDICTS = after_last_turn([float(e.solved) for e in EPISODES], EPISODES)
 CLOCK = ("tokens_per_s", "peak_memory_mib")
-
-
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory):
-    """A base in a context, and an adapter of it that does something."""
-    folder = tmp_path_factory.mktemp("agent")
-    context = Context(str(tiny.checkpoint(folder / "base")), WORLD, machine=HERE)
-    model, _ = loading.open_base(context.model, HERE)
-    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
-    with torch.no_grad():
-        for layer in lora.layers(model).values():
-            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
-    lora.save(model, folder / "adapter", "base")
-    return SimpleNamespace(context=context, adapter=folder / "adapter")
 
 
 def train(learner, agent, out, *, machine=HERE, start=None, reference=None, **options):

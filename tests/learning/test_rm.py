@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_grpo import CPU, HERE, MACHINES, RIGHT, WORLD, WRONG, rollouts
-from test_ppo import agent  # noqa: F401
 
 from minidpo.data.batch import read_states
 from minidpo.data.pairs import NothingToLearn, Pair
@@ -85,7 +84,7 @@ def at_ends(model, head, trees, machine):
     return values[trees.column]
 
 
-def test_it_begins_at_log_2_and_orders_pairs_that_it_never_saw(agent, tmp_path):  # noqa: F811
+def test_it_begins_at_log_2_and_orders_pairs_that_it_never_saw(agent, tmp_path):
     examples = pairs(range(3))
     attempts = [side for pair in examples for side in (pair.chosen, pair.rejected)]
     run = RunFolder(tmp_path, {})
@@ -109,7 +108,7 @@ def test_it_begins_at_log_2_and_orders_pairs_that_it_never_saw(agent, tmp_path):
             step_rewards(agent.context, other, attempts)
 
 
-def test_the_step_head_fits_values_and_those_that_it_never_saw(agent, tmp_path):  # noqa: F811
+def test_the_step_head_fits_values_and_those_that_it_never_saw(agent, tmp_path):
     rollouts, values = valued(range(5))
     assert values == 5 * [[2 / 3, 0.75, 1.0], [2 / 3, 0.25, 0.0], [2 / 3, 1.0]]
     run = RunFolder(tmp_path, {})
@@ -124,7 +123,7 @@ def test_the_step_head_fits_values_and_those_that_it_never_saw(agent, tmp_path):
         assert rewards.tolist() == pytest.approx(of_episode[1:], abs=0.3)
 
 
-def test_values_that_are_all_alike_and_no_pairs_teach_nothing(agent, tmp_path):  # noqa: F811
+def test_values_that_are_all_alike_and_no_pairs_teach_nothing(agent, tmp_path):
     run, (rollouts, _) = RunFolder(tmp_path, {}), valued(range(2))
     alike = [[0.5] + [1.0] * len(e.turns) for e in rollouts]
     with pytest.raises(NothingToLearn):

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.config import Optimizer
-from minidpo.learning import trainer
-from minidpo.learning.trainer import StepSettings, cosine, train
+from minidpo.learning.trainer import Optimizer, StepSettings, cosine, train
 from minidpo.system.run_folder import RunFolder, records
 
 TIMES = ("tokens_per_s", "peak_memory_mib")
@@ -36,7 +34,7 @@ def toy(
     fail=None,
     clip=0.5,
 ):
-    """A small fit with dropout by Muon and AdamW: the run and the net. `fail(step)` is asked before a step,
+    """A small fit with dropout by SGD and AdamW: the run and the net. `fail(step)` is asked before a step,
     `after(step)` behind its log."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
     with torch.no_grad():
@@ -58,7 +56,7 @@ def toy(
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
     optimizers = [
-        torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
+        torch.optim.SGD([net[0].weight, net[2].weight], lr=lr, momentum=0.9),
         torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr),
     ]
 
@@ -76,7 +74,7 @@ def toy(
         score=score,
         objective=objective,
         settings=StepSettings(
-            Optimizer(steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"
+            Optimizer(steps=steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"
         ),
     )
     return run, net
@@ -114,40 +112,56 @@ def test_micro_batches_add_up_to_the_big_batch(tmp_path):
             assert record == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("moment", range(STEPS))
-@pytest.mark.parametrize("where", ["before a step", "after its log"])
-def test_killed_at_any_step_and_started_again_the_run_is_the_same_bit_for_bit(
+@pytest.mark.parametrize("moment", [0, 2, STEPS - 1])
+@pytest.mark.parametrize("where", ["fail", "after"])
+def test_killed_before_a_step_or_after_its_log_the_run_goes_on_the_same_bit_for_bit(
     tmp_path, moment, where
 ):
     whole, net = toy(tmp_path / "whole")
     with pytest.raises(Killed):
-        toy(
-            tmp_path / "killed",
-            **(
-                {"fail": kill_at(moment)}
-                if where == "before a step"
-                else {"after": kill_at(moment)}
-            ),
-        )
+        toy(tmp_path / "killed", **{where: kill_at(moment)})
     torch.rand(9)  # what else the process did must not matter
     run, other = toy(tmp_path / "killed")
     assert torch.equal(weights(other), weights(net))
     assert log(run) == log(whole)
 
 
-def test_killed_again_and_again_it_still_arrives(tmp_path):
-    whole, net = toy(tmp_path / "whole")
-    for moment in (1, 3, 4, 6):
-        with pytest.raises(Killed):
-            toy(tmp_path / "killed", fail=kill_at(moment))
-    run, other = toy(tmp_path / "killed")
-    assert torch.equal(weights(other), weights(net)) and log(run) == log(whole)
-
-
 def test_a_run_that_was_killed_behind_its_last_step_is_not_trained_further(tmp_path):
-    whole, net = toy(tmp_path / "run")
+    _, net = toy(tmp_path / "run")
     run, other = toy(tmp_path / "run", fail=lambda step: pytest.fail("a step more"))
     assert torch.equal(weights(other), weights(net)) and len(log(run)) == STEPS
+
+
+@pytest.mark.parametrize("killed", [None, 2, 5, 6])
+def test_it_ends_when_the_loss_was_below_a_thousandth_for_a_whole_pass(tmp_path, killed):
+    """A pass is three steps. Two in a row are not enough, whichever step it is killed in."""
+    losses = [0.5, 9e-4, 9e-4, 0.002, 1e-4, 1e-5, 0.0, 0.5]
+    net = nn.Linear(1, 1)
+
+    def run(killed):
+        def batches(step):
+            if step == killed:
+                raise Killed
+            return [step]
+
+        settings = StepSettings(Optimizer(steps=8, warmup=0, save_every=1), 1, "", pass_steps=3)
+        train(
+            folder := RunFolder(tmp_path, {}),
+            net,
+            [torch.optim.SGD(net.parameters(), lr=1.0)],
+            batches=lambda step: [Rows([1], losses[step], 1) for _ in batches(step)],
+            score=lambda rows: net.weight[0],
+            objective=lambda rows, scores: (0 * scores.sum() + rows.y, {}),
+            settings=settings,
+        )
+        return [record["loss"] for record in records(folder.folder)]
+
+    if killed is not None:
+        with pytest.raises(Killed):
+            run(killed)
+    expected = pytest.approx(losses[:7], abs=1e-9)
+    assert run(None) == expected
+    assert run(0) == expected  # nothing is left to do
 
 
 def test_a_gradient_is_clipped_before_the_step(tmp_path):
@@ -161,7 +175,7 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
         batches=lambda step: [Rows([1], None, 1)],
         score=lambda rows: net.weight.sum()[None],
         objective=lambda rows, scores: (100 * scores.sum(), {}),
-        settings=StepSettings(Optimizer(1, warmup=0, clip=0.5, save_every=1), 1, ""),
+        settings=StepSettings(Optimizer(steps=1, warmup=0, clip=0.5, save_every=1), 1, ""),
     )
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
@@ -174,25 +188,13 @@ def one_step(folder, *optimizers, net):
         batches=lambda step: [Rows([1], None, 1)],
         score=lambda rows: sum(p.sum() for p in net.parameters())[None],
         objective=lambda rows, scores: (scores.sum(), {}),
-        settings=StepSettings(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""),
-    )
-
-
-def test_each_optimizer_has_its_own_rate(tmp_path):
-    net = nn.Linear(1, 1)
-    before = [p.item() for p in net.parameters()]
-    rates = zip(net.parameters(), (0.5, 0.25))
-    one_step(tmp_path, *(torch.optim.SGD([p], lr=rate) for p, rate in rates), net=net)
-    assert [old - p.item() for old, p in zip(before, net.parameters())] == pytest.approx(
-        [0.5, 0.25]
+        settings=StepSettings(Optimizer(steps=1, warmup=0, clip=100.0, save_every=1), 1, ""),
     )
 
 
 def test_a_last_step_that_leaves_a_weight_infinite_is_an_error_and_nothing_is_kept(tmp_path):
     net = nn.Linear(1, 1)
-    with pytest.raises(
-        ValueError, match="step 1: a weight is not finite any more; lower the learning rate"
-    ):
+    with pytest.raises(ValueError, match="step 1: a weight is not finite"):
         one_step(tmp_path, torch.optim.SGD(net.parameters(), lr=float("inf")), net=net)
     assert not list(tmp_path.glob("*state*")) and not records(tmp_path)
 
@@ -212,7 +214,7 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
             batches=lambda step: [Rows([1], None, 1)],
             score=score,
             objective=lambda rows, scores: (scores.sum(), {}),
-            settings=StepSettings(Optimizer(3, warmup=0, save_every=9), seed, ""),
+            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=9), seed, ""),
         )
         return seen
 
@@ -220,7 +222,7 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
 
 
 def test_what_is_logged_is_what_was_done(tmp_path):
-    run, net = toy(tmp_path, dropout=0.0, micro=8, steps=1)
+    run, _ = toy(tmp_path, dropout=0.0, micro=8, steps=1)
     (record,) = records(run.folder)
     before = nn.Sequential(
         nn.Linear(3, 4), nn.Linear(4, 1)
@@ -241,13 +243,6 @@ def test_what_is_logged_is_what_was_done(tmp_path):
     assert all(record[name] > 0 for name in TIMES) and norm > 0.5  # logged before clipping
 
 
-def test_the_tokens_of_a_step_are_those_of_all_its_micro_batches():
-    sums = trainer._StepSums()
-    for tokens in (3, 4):
-        sums.add_numbers(torch.ones(()), {}, tokens)
-    assert sums.tokens == 7 and sums.transfer(torch.zeros(()))["tokens"] == 7
-
-
 @pytest.mark.parametrize(
     "start, says",
     [
@@ -262,7 +257,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(
     net = nn.Linear(1, 1, bias=False)
     nn.init.constant_(net.weight, start)
     run = RunFolder(tmp_path, {})
-    with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
+    with pytest.raises(ValueError, match=says):
         train(
             run,
             net,
@@ -270,7 +265,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(
             batches=lambda step: [Rows([1], None, 1)],
             score=lambda rows: net.weight[0],
             objective=lambda rows, scores: (scores.sqrt().sum(), {}),
-            settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""),
+            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=1), 1, ""),
         )
     assert records(run.folder) == [] and run.load_state() is None
 
@@ -283,7 +278,7 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
     net = nn.Linear(1, 1, bias=False)
     before, run = net.weight.item(), RunFolder(tmp_path, {})
     wrong = torch.tensor([0.0, float(odd)])
-    with pytest.raises(ValueError, match=f"row 1: its score is {odd}; the model overflowed"):
+    with pytest.raises(ValueError, match=f"row 1: its score is {odd}"):
         train(
             run,
             net,
@@ -291,7 +286,7 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
             batches=lambda step: [Rows([1, 2], None, 1)],
             score=lambda rows: net.weight[0] + wrong,
             objective=lambda rows, scores: (scores[0], {}),
-            settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""),
+            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=1), 1, ""),
         )
     assert records(run.folder) == [] and net.weight.item() == before
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.learning.trainer import _restore, _state
 from minidpo.memory import adamw8bit
 from minidpo.memory.adamw8bit import (
     BLOCK,
@@ -19,9 +18,7 @@ from minidpo.memory.adamw8bit import (
     dequantise,
     dynamic_map,
     quantise,
-    state_bytes,
 )
-from minidpo.system.run_folder import RunFolder
 
 SIGNED, UNSIGNED = adamw8bit.maps(torch.device("cpu"))
 seeds = st.integers(0, 2**32 - 1)
@@ -139,76 +136,6 @@ def test_a_code_is_that_of_the_nearest_level(seed, n):
     assert ((dynamic_map(True)[codes.long()] - share).abs() <= distance + 1e-7).all()
 
 
-@given(seeds, sizes)
-def test_so_is_a_roots_but_only_0_becomes_0(seed, n):
-    x = numbers(seed, n, signed=False)
-    distance, share = brute_force(x, dynamic_map(False))
-    codes, _ = quantise(x, UNSIGNED)
-    assert torch.equal(codes == 0, x == 0)
-    tiny = share < dynamic_map(False)[1]
-    assert (codes[tiny & (x > 0)] == 1).all()
-    assert ((dynamic_map(False)[codes.long()] - share).abs() <= distance + 1e-7)[~tiny].all()
-
-
-def test_the_table_by_upper_halves_finds_what_a_search_finds():
-    """At every level and border and the floats beside them, and at both ends of every upper half up to 1."""
-    for levels in (SIGNED, UNSIGNED):
-        book = levels.book[:-1]
-        halves = torch.arange(2**15, dtype=torch.int32) << 16
-        ends = torch.cat([halves, halves | 0xFFFF]).view(torch.float32)
-        x = torch.cat([book, (book[1:] + book[:-1]) / 2, ends[ends <= 1]])
-        x = torch.cat(
-            [x, x.nextafter(torch.tensor(2.0)), x.nextafter(torch.tensor(-2.0)), -x]
-        ).clamp(-1, 1)
-        x = x[x >= book[0]]
-        x = F.pad(x, (0, -len(x) % (BLOCK - 1))).view(-1, BLOCK - 1)
-        x = torch.cat(
-            [torch.ones(len(x), 1), x], 1
-        ).flatten()  # a 1 in each block makes its scale 1
-        for at in (0.0, 0.3, 0.5, 0.999):
-            borders = torch.add(book[:-1], book.diff(), alpha=at)
-            borders[0] = 0 if levels is UNSIGNED else borders[0]
-            assert torch.equal(quantise(x, levels, at)[0].long(), torch.searchsorted(borders, x))
-
-
-@given(seeds, sizes, shares, st.booleans())
-def test_rounding_keeps_the_order_within_a_block(seed, n, at, signed):
-    x = numbers(seed, n, signed)
-    decoded = dequantise(
-        *quantise(x, SIGNED if signed else UNSIGNED, at), SIGNED if signed else UNSIGNED
-    )
-    for start in range(0, n, BLOCK):
-        order = x[start : start + BLOCK].argsort()
-        assert (decoded[start : start + BLOCK][order].diff() >= 0).all()
-
-
-@given(seeds, sizes, st.floats(0.001, 0.999), st.booleans())
-def test_what_was_decoded_gets_the_codes_it_had(seed, n, at, signed):
-    levels = SIGNED if signed else UNSIGNED
-    codes, scale = quantise(numbers(seed, n, signed), levels)
-    again = quantise(dequantise(codes, scale, levels), levels, at)
-    assert torch.equal(again[0], codes) and torch.equal(again[1], scale)
-
-
-@given(seeds, sizes, shares, st.booleans())
-def test_the_error_is_at_most_a_gap_of_the_map_times_the_scale_and_to_the_nearest_half(
-    seed, n, at, signed
-):
-    """The largest gaps: 0.9/64 = 0.0141 with signs, 0.9/128 = 0.0070 without. The scale itself is exact."""
-    x, levels, gap = (
-        numbers(seed, n, signed),
-        SIGNED if signed else UNSIGNED,
-        0.9 / (64 if signed else 128),
-    )
-    for share, bound in ((at, gap), (0.5, gap / 2)):
-        codes, scale = quantise(x, levels, share)
-        wide = scale.repeat_interleave(BLOCK)[:n]
-        decoded = dequantise(codes, scale, levels)
-        assert ((decoded - x).abs() <= bound * (1 + 1e-4) * wide.abs()).all()
-        assert torch.equal(decoded[x == wide], x[x == wide])
-    assert all(largest.abs() == block.abs().max() for largest, block in zip(scale, x.split(BLOCK)))
-
-
 @given(seeds, st.integers(1, 10**6))
 @few
 def test_over_the_steps_a_number_is_rounded_to_itself_on_average(seed, first):
@@ -216,33 +143,10 @@ def test_over_the_steps_a_number_is_rounded_to_itself_on_average(seed, first):
     decoded = torch.stack(
         [
             dequantise(*quantise(x, SIGNED, step * GOLDEN % 1), SIGNED)
-            for step in range(first, first + 500)
+            for step in range(first, first + 200)
         ]
     )
-    assert ((decoded.double().mean(0) - x).abs() <= 0.01 * 0.9 / 64 * x.abs().max()).all()
-
-
-@given(sizes, shares)
-def test_zeros_stay_zeros_and_a_block_of_them_divides_by_nothing(n, at):
-    for levels in (SIGNED, UNSIGNED):
-        codes, scale = quantise(torch.zeros(n), levels, at)
-        assert (dequantise(codes, scale, levels) == 0).all() and (scale == 0).all()
-        assert (levels.book[codes.long()] == 0).all()
-
-
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_not_hidden(odd):
-    x = torch.ones(2 * BLOCK)
-    x[3] = odd
-    decoded = dequantise(*quantise(x, SIGNED), SIGNED)
-    assert not decoded[:BLOCK].isfinite().any() and (decoded[BLOCK:] == 1).all()
-
-
-@given(seeds, sizes, shares)
-def test_minus_x_has_the_codes_of_x_and_minus_its_scales(seed, n, at):
-    x = numbers(seed, n)
-    (codes, scale), (others, other_scale) = quantise(x, SIGNED, at), quantise(-x, SIGNED, at)
-    assert torch.equal(codes, others) and torch.equal(scale, -other_scale)
+    assert ((decoded.double().mean(0) - x).abs() <= 0.02 * 0.9 / 64 * x.abs().max()).all()
 
 
 # the optimizer
@@ -264,23 +168,12 @@ def test_step_1_is_torchs_adamw_bit_for_bit(seed, n, lr, weight_decay, betas):
     assert torch.equal(ours[0], theirs[0])
 
 
-@given(seeds, st.integers(1, SMALLEST - 1), st.floats(0, 0.5))
-@few
-def test_a_small_tensor_follows_torchs_adamw_bit_for_bit(seed, n, weight_decay):
-    grads, start = gradients(seed, n), gradients(seed + 1, n, steps=1)[0]
-    ours, theirs = (
-        walk(opt, start, grads, weight_decay=weight_decay)[0]
-        for opt in (AdamW8bit, torch.optim.AdamW)
-    )
-    assert all(map(torch.equal, ours, theirs))
-
-
 @given(seeds, large)
 @few
 def test_the_second_step_is_torchs_with_moments_that_are_rounded_once(seed, n):
     """m and v of step 1 by hand, rounded as `quantise` does, then AdamW's equation for t = 2 in fp64."""
     one, two = gradients(seed, n, steps=2)
-    path, opt = walk(AdamW8bit, torch.zeros(n), [one, two], lr=1.0, weight_decay=0.0)
+    path, _ = walk(AdamW8bit, torch.zeros(n), [one, two], lr=1.0, weight_decay=0.0)
     m = dequantise(*quantise(0.1 * one, SIGNED, GOLDEN), SIGNED).double()
     root = dequantise(*quantise((0.001 * one**2).sqrt(), UNSIGNED, GOLDEN), UNSIGNED).double()
     m, v = 0.9 * m + 0.1 * two, 0.999 * root**2 + 0.001 * two.double() ** 2
@@ -300,11 +193,11 @@ def test_a_zero_gradient_from_the_start_is_pure_decay_and_leaves_no_moment(seed,
     assert all((moment == 0).all() for moment in moments(opt))
 
 
-@pytest.mark.parametrize("quiet", [0.3, 0.03, 0.01, 0.001, 0.0001])
+@pytest.mark.parametrize("quiet", [0.3, 0.001])
 def test_a_weight_whose_gradient_ends_comes_to_rest_beside_loud_ones(quiet):
-    """AdamW goes on by Σ 0.9ⁱ, some 10 lr. Moments to the nearest level: by 15, 43, 146, 230 and 424 lr in
-    these 500 steps, and no end, because a tenth less of a small moment is nearest to its old level."""
-    grads = [torch.full((SMALLEST,), quiet if step < 20 else 0.0) for step in range(520)]
+    """AdamW goes on by Σ 0.9ⁱ, some 10 lr. Moments to the nearest level: by 15 and 230 lr in
+    500 steps, and no end, because a tenth less of a small moment is nearest to its old level."""
+    grads = [torch.full((SMALLEST,), quiet if step < 20 else 0.0) for step in range(320)]
     for grad in grads:
         grad[::BLOCK] = 1.0
     path, _ = walk(AdamW8bit, torch.zeros(SMALLEST), grads, lr=1.0, weight_decay=0.0)
@@ -335,54 +228,6 @@ def test_no_weight_jumps_when_a_loud_block_goes_quiet(scene):
     assert largest_update(loud_and_quiet(*scene)) < 2
 
 
-@given(st.floats(-9, 0), st.floats(-4, 4), st.integers(1, 100), st.integers(1, 40))
-@few
-def test_nor_does_it_in_any_such_scene(ratio, loud, quiet_steps, loud_steps):
-    assert (
-        largest_update(loud_and_quiet(10 ** (loud + ratio), 10**loud, quiet_steps, loud_steps)) < 10
-    )
-
-
-@given(seeds, large)
-@few
-def test_negated_weights_and_gradients_go_the_negated_way(seed, n):
-    grads, start = gradients(seed, n), gradients(seed + 1, n, steps=1)[0]
-    path, _ = walk(AdamW8bit, start, grads)
-    mirrored, _ = walk(AdamW8bit, -start, [-grad for grad in grads])
-    assert all(torch.equal(a, -b) for a, b in zip(path, mirrored))
-
-
-@given(seeds, st.permutations(range(17)))
-@few
-def test_blocks_know_nothing_of_each_other(seed, order):
-    n, order = 17 * BLOCK, torch.tensor(order)
-
-    def moved(x):
-        return x.view(-1, BLOCK)[order].flatten()
-
-    grads, start = gradients(seed, n), gradients(seed + 1, n, steps=1)[0]
-    path, _ = walk(AdamW8bit, start, grads)
-    other, _ = walk(AdamW8bit, moved(start), map(moved, grads))
-    assert all(torch.equal(moved(a), b) for a, b in zip(path, other))
-
-
-@given(seeds, large, st.integers(1, 9))
-@few
-def test_no_more_is_decoded_at_once_than_a_chunk_and_the_chunk_does_not_show(seed, n, blocks):
-    grads, start = gradients(seed, n), gradients(seed + 1, n, steps=1)[0]
-    whole, _ = walk(AdamW8bit, start, grads)
-    decoded = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adamw8bit, "CHUNK", blocks * BLOCK)
-        patch.setattr(
-            adamw8bit,
-            "dequantise",
-            lambda codes, *of: decoded.append(len(codes)) or dequantise(codes, *of),
-        )
-        chunked, _ = walk(AdamW8bit, start, grads)
-    assert all(map(torch.equal, whole, chunked)) and max(decoded) == blocks * BLOCK
-
-
 def quadratic(seed, n=8192):
     """Curvatures from 0.01 to 100, a target to be found under noise of its own size."""
     g = torch.Generator().manual_seed(seed)
@@ -394,28 +239,9 @@ def quadratic(seed, n=8192):
     return n, loss, lambda p, g: curvature * (p.detach() - target + torch.randn(n, generator=g))
 
 
-def logistic(seed, inputs=512, classes=16, rows=2048):
-    """Inputs of sizes from 0.1 to 10; a step sees 32 rows."""
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=g) * 10 ** (2 * torch.rand(inputs, generator=g) - 1)
-    w = torch.randn(inputs, classes, generator=g) / 10
-    y = (x @ w + torch.randn(rows, classes, generator=g)).argmax(1)
-
-    def loss(p, i=slice(None)):
-        return F.cross_entropy(x[i] @ p.view(inputs, classes), y[i])
-
-    def grad(p, g):
-        return torch.autograd.grad(loss(p, torch.randint(rows, (32,), generator=g)), p)[0]
-
-    return inputs * classes, loss, grad
-
-
-@pytest.mark.parametrize("problem", [quadratic, logistic])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_after_500_steps_it_is_within_a_tenth_of_the_way_of_fp32_adamw(problem, seed):
-    """Measured: 0.040 and 0.041 of the way (quadratic), 0.084 and 0.087 (logistic), 0.5 - 2.2 % of the loss.
-    To the nearest level 0.044, 0.041, 0.069 and 0.070, but if v is kept and not its root 0.2 (quadratic)."""
-    n, loss, gradient = problem(seed)
+def test_after_500_steps_it_is_within_a_tenth_of_the_way_of_fp32_adamw():
+    """Measured: 0.040 of the way, 0.5 - 2.2 % of the loss. If v is kept and not its root: 0.2."""
+    n, loss, gradient = quadratic(seed=0)
     ends = []
     for optimizer in (torch.optim.AdamW, AdamW8bit):
         p, g = nn.Parameter(torch.zeros(n)), torch.Generator().manual_seed(7)
@@ -431,15 +257,6 @@ def test_after_500_steps_it_is_within_a_tenth_of_the_way_of_fp32_adamw(problem, 
     assert loss(exact) < loss(torch.zeros(n)) / 10
 
 
-def test_a_bf16_weight_has_the_moments_of_an_fp32_one_and_is_rounded_once():
-    start, (grad,) = torch.randn(64, 80), gradients(1, 5120, steps=1)
-    grad = grad.view(64, 80).bfloat16().float()
-    (half,), opt = walk(AdamW8bit, start.bfloat16(), [grad])
-    (full,), exact = walk(AdamW8bit, start.bfloat16().float(), [grad])
-    assert half.dtype == torch.bfloat16 and torch.equal(half, full.bfloat16())
-    assert all(map(torch.equal, moments(opt), moments(exact)))
-
-
 def test_a_parameter_without_gradient_is_left_alone_and_gradients_of_any_strides_will_do():
     p, idle = nn.Parameter(torch.zeros(64, 80)), nn.Parameter(torch.ones(5000))
     opt = AdamW8bit([p, idle], lr=0.01, weight_decay=0.5)
@@ -450,15 +267,6 @@ def test_a_parameter_without_gradient_is_left_alone_and_gradients_of_any_strides
     assert torch.equal(
         p.detach().flatten(), walk(AdamW8bit, torch.zeros(5120), [p.grad.flatten()])[0][0]
     )
-
-
-@given(st.sampled_from([1, BLOCK, SMALLEST - 1, SMALLEST, SMALLEST + 1, 5 * SMALLEST]))
-def test_the_bytes_of_the_state_are_what_is_said_two_a_weight_and_eight_a_block(n):
-    _, opt = walk(AdamW8bit, torch.zeros(n), [torch.ones(n)])
-    (kept,) = opt.state.values()
-    held = sum(value.untyped_storage().nbytes() for name, value in kept.items() if name != "step")
-    assert state_bytes(n) == held
-    assert held == (8 * n if n < 4096 else 2 * n + 8 * math.ceil(n / 256))
 
 
 @pytest.mark.parametrize(
@@ -480,87 +288,32 @@ def test_settings_out_of_range_are_refused(wrong):
 # saved and taken up again
 
 
-def net_and_optimizer(seed=0, dtype=torch.float32, optimizer=AdamW8bit, width=80):
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 3)).to(dtype)
-    return net, optimizer(net.parameters(), lr=0.01, weight_decay=0.1)
-
-
-def fit(net, opt, steps):
-    for step in steps:
-        g = torch.Generator().manual_seed(step)
-        x, y = torch.randn(8, 64, generator=g), torch.randn(8, 3, generator=g)
-        opt.zero_grad()
-        ((net(x.to(net[0].weight.dtype)) - y) ** 2).mean().backward()
-        opt.step()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("stop", [0, 1, 5])
-def test_a_run_taken_up_in_the_middle_is_the_same_bit_for_bit(tmp_path, dtype, stop):
-    """Through the trainer's own state and a file, into a net that has trained on other things."""
-    net, opt = net_and_optimizer(dtype=dtype)
-    fit(net, opt, range(stop))
-    run = RunFolder(tmp_path, {})
-    run.begin()
-    run.save_state(stop, _state(net, [opt]))
-    other, taken_up = net_and_optimizer(seed=1, dtype=dtype)
-    fit(other, taken_up, range(50, 53))
-    _, tensors = RunFolder(tmp_path, {}).load_state()
-    _restore(other, [taken_up], tensors)
-    for p, q in zip(net.parameters(), other.parameters()):
-        kept, again = opt.state.get(p, {}), taken_up.state.get(q, {})
-        assert kept.keys() == again.keys() and kept.get("step") == again.get("step")
-        assert all(
-            value.dtype == again[name].dtype and torch.equal(value, again[name])
-            for name, value in kept.items()
-            if name != "step"
-        )
-    for one, its in ((net, opt), (other, taken_up)):
-        fit(one, its, range(stop, stop + 4))
-    assert all(map(torch.equal, net.parameters(), other.parameters()))
-
-
-def test_a_state_that_was_loaded_is_a_copy():
-    net, opt = net_and_optimizer()
-    fit(net, opt, range(2))
-    codes = opt.state[net[0].weight]["m_codes"]
-    before = codes.clone()
-    other, taken_up = net_and_optimizer()
+def test_a_state_that_is_loaded_goes_on_as_its_owner_and_is_a_copy(dtype):
+    grads, start = gradients(1, 5000, steps=9), torch.zeros(5000, dtype=dtype)
+    whole, _ = walk(AdamW8bit, start, grads)
+    path, opt = walk(AdamW8bit, start, grads[:4])
+    p = nn.Parameter(path[-1].clone())
+    taken_up = AdamW8bit([p], lr=0.01)
     taken_up.load_state_dict(opt.state_dict())
-    fit(other, taken_up, range(2, 4))
-    assert torch.equal(codes, before)
+    (kept,) = opt.state.values()
+    before = kept["m_codes"].clone()
+    for grad in grads[4:]:
+        p.grad = grad.to(dtype)
+        taken_up.step()
+    assert torch.equal(p, whole[-1]) and torch.equal(kept["m_codes"], before)
 
 
-def test_a_state_of_another_optimizer_or_model_is_refused_and_nothing_changes():
-    net, opt = net_and_optimizer()
-    fit(net, opt, range(2))
-    before = {name: tensor.clone() for name, tensor in _state(net, [opt]).items()}
-    same_shapes, its = net_and_optimizer(seed=1)
-    fit(same_shapes, its, range(9, 12))
-    cut = its.state_dict()  # right for the first parameter, then a moment that is not fp32
-    cut = {
-        **cut,
-        "state": {**cut["state"], 2: {**cut["state"][2], "m": torch.zeros(240).bfloat16()}},
-    }
-    states = {
-        "another optimizer": net_and_optimizer(optimizer=torch.optim.AdamW),
-        "another width": net_and_optimizer(width=90),
-    }
-    for other, its in states.values():
-        fit(other, its, range(2))
-    for state in (
-        *(its.state_dict() for _, its in states.values()),
-        cut,
-        {**cut, "state": {9: cut["state"][1]}},
-    ):
-        with pytest.raises(
-            ValueError, match="the state holds .* 8-bit AdamW keeps .* start the run again"
-        ):
-            opt.load_state_dict(state)
-        after = _state(net, [opt])
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before)
+@pytest.mark.parametrize("other, n", [(torch.optim.AdamW, 5000), (AdamW8bit, 5001)])
+def test_a_state_of_another_optimizer_or_model_is_refused_and_nothing_changes(other, n):
+    _, opt = walk(AdamW8bit, torch.zeros(5000), gradients(1, 5000, steps=2))
+    _, wrong = walk(other, torch.zeros(n), gradients(2, n, steps=2))
+    (kept,) = opt.state.values()
+    before = {name: torch.as_tensor(value).clone() for name, value in kept.items()}
+    with pytest.raises(ValueError, match="8-bit AdamW"):
+        opt.load_state_dict(wrong.state_dict())
+    (kept,) = opt.state.values()
+    assert all(torch.equal(torch.as_tensor(kept[name]), before[name]) for name in before)
 
 
 # beside others
@@ -615,22 +368,3 @@ def test_tensors_that_a_gpu_moves_together_move_as_each_alone(monkeypatch):
             torch.equal(torch.as_tensor(value), torch.as_tensor(others[n][name]))
             for name, value in states[n].items()
         )
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_host_never_waits_and_step_1_is_torchs():
-    grads, start = [g.cuda() for g in gradients(0, 5000)], torch.zeros(5000, device="cuda")
-    walk(AdamW8bit, start, grads)  # sends the maps
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ours, opt = walk(AdamW8bit, start, grads)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    theirs, _ = walk(torch.optim.AdamW, start, grads, weight_decay=0.0)
-    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-7)
-    assert all(
-        value.is_cuda
-        for kept in opt.state.values()
-        for name, value in kept.items()
-        if name != "step"
-    )

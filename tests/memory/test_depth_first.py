@@ -1,8 +1,6 @@
 """A tree that goes depth first has the log-probs and gradients of the whole tree, in the memory of a path."""
 
-import gc
 import random
-import weakref
 
 import pytest
 import tiny
@@ -13,8 +11,7 @@ from test_tree import MODEL, seeds, trajectories
 
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.memory import lora, recompute
-from minidpo.memory.machine import Machine
-from minidpo.memory.plan import ByteCounter, Load, Setup, step_plan
+from minidpo.memory.plan import ByteCounter
 from minidpo.model import attention
 from minidpo.model.chat import Dialogue
 
@@ -64,24 +61,6 @@ def test_only_a_tree_of_more_tokens_and_with_a_branch_goes_depth_first(monkeypat
     assert walked == [5]
 
 
-def test_a_walk_keeps_no_model_alive():
-    """On a GPU the base of one stage must be gone before the next one's is read: by its count of references,
-    because the cyclic collector knows nothing of the GPU's memory."""
-    model = tiny.adapted(torch.float32)
-    batch = collate(
-        [[Dialogue([1, 2, 3, 4], [-1, -1, 0, 0]), Dialogue([1, 2, 5, 6], [-1, -1, 0, 0])]]
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        batch_scores(model, batch, 0).sum().backward()
-        alive = weakref.ref(model)
-        del model
-        assert alive() is None
-    finally:
-        gc.enable()
-
-
 def peak(model, batch, walk_above):
     with ByteCounter() as counter:
         batch_scores(model, batch, walk_above).sum().backward()
@@ -107,41 +86,3 @@ def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypat
     tree, path = collate([rows]), collate([rows[:1]])
     walked, alone, whole = peak(model, tree, 0), peak(model, path, 10**6), peak(model, tree, 10**6)
     assert walked < more * alone < whole / 2
-    assert walked < 1.05 * planned(model, recomputed, 256)
-
-
-def planned(model, recomputed, tokens):
-    """The most that the plan counts beside weights, gradients and optimizer."""
-    setup = Setup(
-        model.config,
-        lora.LoRAConfig(),
-        Machine(depth_first=True, recompute=recomputed),
-        "adamw",
-        torch.float32,
-        False,
-    )
-    held, phases = step_plan(setup, Load(1, tokens, 192))
-    return max(bytes for name, bytes in phases.items() if "optimizer" not in name) + sum(
-        bytes
-        for name, bytes in held.items()
-        if name in ("block inputs", "what blocks keep", "keys and values of a path")
-    )
-
-
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_a_path_of_eight_segments_takes_no_more_than_is_planned(recomputed, monkeypatch):
-    """Each of them keeps the keys and values of all above it."""
-    monkeypatch.setattr(attention, "SIZE", 16)
-    model, rng = (
-        tiny.adapted(torch.float32, num_hidden_layers=4, num_key_value_heads=4),
-        random.Random(1),
-    )
-    for p in lora.parameters(model):
-        p.grad = torch.zeros_like(p)
-    path = [rng.randrange(420) for _ in range(256)]
-    rows = [
-        Dialogue(path[:n] + [0] * (n < 256), [-1] * 16 + [0] * (n - 16 + (n < 256)))
-        for n in range(32, 257, 32)
-    ]
-    recompute.switch(model, recomputed)
-    assert peak(model, collate([rows]), 0) < planned(model, recomputed, 256)

@@ -2,16 +2,13 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from minidpo.learning.training_run import adapter_sha256
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
 from minidpo.model import checkpoint
@@ -90,18 +87,6 @@ def test_merging_changes_nothing_but_the_shape_of_the_model(seed, config):
     assert not torch.allclose(logits(tiny(seed)), before)
 
 
-@given(seeds, st.floats(0.5, 64), st.integers(1, 6))
-def test_the_update_is_alpha_over_rank_times_b_a(seed, alpha, rank):
-    """W = 0, so all that comes out is (α/R) B A x."""
-    base = torch.nn.Linear(5, 4, bias=False, dtype=torch.float64)
-    base.weight.data.zero_()
-    layer = LoRALinear(base, LoRAConfig(rank, alpha), generator(seed))
-    layer.lora_B.data.normal_(generator=generator(seed))
-    x = torch.randn(3, 5, dtype=torch.float64, generator=generator(seed))
-    wanted = alpha / rank * (x @ layer.lora_A.T @ layer.lora_B.T)
-    torch.testing.assert_close(layer(x), wanted, rtol=1e-12, atol=1e-12)
-
-
 @given(seeds, configs)
 @few
 def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
@@ -145,15 +130,6 @@ def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dt
     assert fingerprint(lora.adapter_tensors(other)) == fingerprint(drawn[0])
 
 
-def test_dropout_leaves_the_bases_own_input_alone():
-    base = torch.nn.Linear(1000, 1, bias=False)
-    layer, x = (
-        LoRALinear(base, LoRAConfig(rank=1, dropout=0.5), generator()),
-        torch.ones(1, 1000),
-    )  # B is 0
-    assert torch.equal(layer.train()(x), base(x))
-
-
 def test_dropout_acts_on_the_input_of_a_in_training_only():
     """W = 0, A = B = 1 with R = α = 1: the output is the sum of what dropout left, each doubled."""
     base = torch.nn.Linear(1_000, 1, bias=False)
@@ -168,48 +144,10 @@ def test_dropout_acts_on_the_input_of_a_in_training_only():
     assert layer(x).item() == 1_000
 
 
-@pytest.mark.parametrize(
-    "targets, says",
-    [
-        (
-            ("q_prj",),
-            "'q_prj'.*there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-        ),
-        (("q_proj", "lm_head"), "'lm_head'"),
-        (("embed_tokens",), "'embed_tokens'"),
-        (("proj",), "'proj'"),
-    ],
-)
-def test_a_target_that_is_no_map_of_a_block_is_refused(targets, says):
-    model = tiny()
-    with pytest.raises(ValueError, match=says):
-        attach(model, LoRAConfig(targets=targets), generator())
-    assert lora.layers(model) == {} and all(p.requires_grad for p in model.parameters())
-
-
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"targets": ()}])
 def test_a_config_without_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="LoRA needs"):
         LoRAConfig(**wrong)
-
-
-def test_a_second_adapter_is_refused():
-    with pytest.raises(ValueError, match="adapter already"):
-        attach(trained(tiny()), LoRAConfig(), generator())
-
-
-def test_what_trains_and_what_it_weighs_is_told():
-    """Rank 2 on q_proj alone: 2 · (16 + 16) numbers in each of 2 blocks, 4 bytes each."""
-    model = tiny(dtype=torch.bfloat16, tied=True)
-    attach(model, LoRAConfig(rank=2, targets=("q_proj",)), generator())
-    first, *lines = lora.describe(model).splitlines()
-    total = sum(p.numel() for p in model.parameters())
-    assert first == f"trains 128 of {total:,} weights"
-    assert [line.split() for line in lines] == [
-        ["embedding", "176", "bfloat16", "0.0", "MiB", "frozen"],
-        ["adapter", "128", "float32", "0.0", "MiB", "trained"],
-        ["blocks", f"{total - 176 - 128:,}", "bfloat16", "0.0", "MiB", "frozen"],
-    ]
 
 
 # files
@@ -229,10 +167,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, dtype):
     assert written["base_model_name_or_path"] == "some/base"
 
 
-def test_the_base_has_the_same_fingerprint_with_an_adapter_and_without():
-    assert fingerprint(lora.base_tensors(trained(tiny()))) == fingerprint(tiny().state_dict())
-
-
 @pytest.fixture
 def saved(tmp_path):
     model = trained(tiny(), LoRAConfig(rank=3, targets=("q_proj", "up_proj")))
@@ -247,20 +181,6 @@ def refused(model, folder, says):
     assert lora.layers(model) == {} and all(
         p.requires_grad for p in model.parameters()
     )  # untouched
-
-
-def test_a_fingerprint_that_is_known_is_not_made_again(saved, monkeypatch):
-    """Not even for a second adapter: in a 7B it is over 15 GB."""
-    model = tiny()
-    known, read = fingerprint(model.state_dict()), []
-    monkeypatch.setattr(
-        lora, "fingerprint", lambda tensors: read.extend(tensors) or fingerprint(tensors)
-    )
-    lora.load(model, saved, known)
-    lora.switch_adapter(model, saved, known)
-    assert read and all(".lora_" in name for name in read)
-    with pytest.raises(ValueError, match="made for another base: its weights are not this model's"):
-        lora.load(tiny(), saved, "another")
 
 
 def test_an_adapter_for_another_base_is_refused(saved):
@@ -305,19 +225,6 @@ def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, k
     refused(tiny(), saved, key)
 
 
-@pytest.mark.parametrize("key, value", [("r", 0), ("lora_alpha", -1), ("target_modules", [])])
-def test_a_file_with_a_shape_that_no_adapter_has_is_named(saved, key, value):
-    path = saved / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    refused(tiny(), saved, "adapter_config.json: LoRA needs")
-
-
-@pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
-def test_an_update_has_a_finite_scale(alpha):
-    with pytest.raises(ValueError, match="alpha > 0"):
-        lora.LoRAConfig(alpha=alpha)
-
-
 def test_damaged_or_missing_files_are_refused(saved):
     path = saved / "adapter_model.safetensors"
     whole = path.read_bytes()
@@ -332,21 +239,6 @@ def test_damaged_or_missing_files_are_refused(saved):
     refused(tiny(), saved, "not a complete safetensors file")
     (saved / "adapter_config.json").unlink()
     refused(tiny(), saved, "no adapter_config.json here, so this is not an adapter folder")
-
-
-def test_a_run_in_place_of_its_adapter_is_told_by_all_that_read_one(tmp_path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    for reads in (lora.read_config, lora.read_weights, lora.base_dtype, adapter_sha256):
-        with pytest.raises(
-            ValueError, match=f"{tmp_path}: a run, whose adapter is {tmp_path}/adapter"
-        ):
-            reads(tmp_path)
-
-
-def test_there_must_be_an_adapter_to_save(tmp_path):
-    with pytest.raises(ValueError, match="no adapter to write"):
-        lora.save(tiny(), tmp_path, "some/base")
 
 
 # PEFT
@@ -410,22 +302,6 @@ def test_we_read_the_adapter_of_peft_and_compute_its_logits_and_gradients(tmp_pa
     assert gradients.keys() == lora.adapter_tensors(model).keys()
     for name, weight in lora.adapter_tensors(model).items():
         torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-5)
-
-
-def test_peft_writes_our_names_and_no_metadata_that_we_would_take_for_ours(tmp_path):
-    model = tiny(dtype=torch.float32)
-    peft, theirs = peft_of(model, tmp_path / "base")
-    trained(model)
-    lora.save(model, tmp_path / "ours", "some/base")
-    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours")
-    theirs.save_pretrained(tmp_path / "theirs")
-    assert fingerprint(load_file(tmp_path / "theirs" / "adapter_model.safetensors")) == fingerprint(
-        load_file(tmp_path / "ours" / "adapter_model.safetensors")
-    )
-    with safe_open(tmp_path / "theirs" / "adapter_model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-    shutil.rmtree(tmp_path / "ours")
-    lora.load(tiny(dtype=torch.float32), tmp_path / "theirs")
 
 
 def test_detached_the_base_is_what_it_was_and_takes_another_adapter():

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minidpo.config import LoopCommand
-from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory.machine import (
     CUDA_CONTEXT,
     GIB,
     Machine,
     container_free,
     device_and_dtype,
-    device_of,
     limit_allocator,
     memory_limit,
 )
@@ -40,26 +37,6 @@ def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     assert device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
 
 
-def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(
-        ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"
-    ):
-        device_of(Machine(device="cuda:2"))
-    assert device_of(Machine(device="cuda:1")).index == 1
-
-
-def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
-    )
-    with pytest.raises(ValueError, match="does not compute in bfloat16.* --machine.dtype float32"):
-        device_and_dtype(Machine(device="cuda"))
-    assert device_and_dtype(Machine(device="cuda", dtype="float32"))[1] == torch.float32
-
-
 def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
     with pytest.raises(ValueError, match="from a GPU to the host, but this runs on a CPU"):
         device_and_dtype(replace(HERE, recompute=True, offload=True))
@@ -69,20 +46,6 @@ def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
         Machine(cache="somewhere")
     with pytest.raises(ValueError, match="memory_gib must be finite and greater than 0"):
         Machine(memory_gib=0.0)
-
-
-@pytest.mark.parametrize(
-    "machine, says",
-    [
-        ({"device": "gpu"}, "'gpu' is not supported"),
-        ({"device": ""}, "'' is not supported"),
-        ({"device": "meta"}, "not supported"),
-        ({"offload": True, "recompute": True}, "runs on a CPU"),
-    ],
-)
-def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
-    with pytest.raises(ValueError, match=says):
-        plan_loop(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
 
 
 def test_a_container_leaves_its_limit_less_what_is_used_but_files(tmp_path):
@@ -101,13 +64,6 @@ def test_the_memory_limit_is_what_was_said_or_what_is_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="no GPU here .* give --machine.memory-gib"):
         memory_limit(Machine(device="cuda"), cuda=True)
-
-
-def test_a_containers_limit_is_the_machines(monkeypatch):
-    monkeypatch.setattr("minidpo.memory.machine.memory_now", lambda: 50.0)
-    monkeypatch.setattr("minidpo.memory.machine.container_free", lambda: 1000.0)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert memory_limit(HERE, cuda=False) == 1000 / 2 + 50
 
 
 @pytest.mark.parametrize("name, index", [("cuda", 3), ("cuda:1", 1)])

@@ -1,7 +1,5 @@
 """A packed model computes what it did before, and each row has the same bits whatever rows are beside it."""
 
-import weakref
-
 import pytest
 import tiny
 import torch
@@ -9,14 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.memory import lora, packing
-from minidpo.memory.frozen import FrozenLinear
-from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import multiplies_bfloat16
-from minidpo.memory.nf4 import NF4Matrix
 from minidpo.memory.packing import Packed, can_pack, pack
 
-pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 sizes = st.integers(1, 70)
 BF16 = pytest.param(
     torch.bfloat16,
@@ -83,47 +76,3 @@ def test_a_packed_model_is_the_model(tied, dtype):
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.1}
     torch.testing.assert_close(logits, exact, **near)
     assert (logits - exact).norm() < (1e-5 if dtype == torch.float32 else 0.02) * exact.norm()
-
-
-@dtypes
-def test_a_model_with_blocks_in_few_bits_stays_as_it_is_even_beside_a_plain_vocabulary(dtype):
-    model = tiny.model(dtype=dtype)
-    mlp = model.model.layers[1].mlp
-    matrix = NF4Matrix(tuple(mlp.up_proj.weight.shape), dtype)
-    matrix.load_state_dict(NF4Matrix.encode(mlp.up_proj.weight.detach()))
-    mlp.up_proj = FrozenLinear(matrix, None)
-    ids = torch.randint(420, (1, 9), generator=torch.Generator().manual_seed(1))
-    before = model(ids)
-    assert pack(model).packed_head is None and torch.equal(model(ids), before)
-
-
-def test_a_model_with_an_adapter_stays_as_it_is():
-    """A map and its update are added before the activation, which a packed map would have in it."""
-    model = tiny.model()
-    lora.attach(model, LoRAConfig(rank=2), torch.Generator().manual_seed(0))
-    ids = torch.randint(420, (1, 9), generator=torch.Generator().manual_seed(1))
-    before = model(ids)
-    assert pack(model).packed_head is None and torch.equal(model(ids), before)
-
-
-def test_a_product_of_a_vector_alone_is_refused():
-    with pytest.raises(AssertionError, match="takes rows"):
-        Packed(torch.ones(2, 3), None)(torch.ones(3))
-
-
-def test_other_types_stay_as_they_are():
-    model = tiny.model(dtype=torch.float64)
-    assert pack(model).packed_head is None and type(model.model.layers[0].mlp.up_proj) is nn.Linear
-
-
-def test_a_plain_weight_is_freed_before_the_next_one_is_packed(monkeypatch):
-    """Else a model takes twice the bytes of its blocks while it is packed, which no plan counts."""
-    model, alive = tiny.model(), []
-    plain = [weakref.ref(module) for module in model.model.modules() if type(module) is nn.Linear]
-    monkeypatch.setattr(
-        packing,
-        "Packed",
-        lambda *given: (alive.append(sum(ref() is not None for ref in plain)), nn.Identity())[1],
-    )
-    pack(model)
-    assert alive == [len(plain), *range(len(plain), 0, -1)]  # the first: for the head

@@ -1,15 +1,11 @@
 """Gradient checkpointing gives the same gradients bit for bit, and keeps less."""
 
-import weakref
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.memory import lora, recompute
 from minidpo.model.decoder import ModelConfig, Transformer
-from minidpo.model.kvcache import KVCache
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)
@@ -79,23 +75,6 @@ def test_block_inputs_that_wait_on_the_host_change_no_bit(seed, T, dropout, mask
     assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_offloaded_inputs_are_freed_where_they_were(offload):
-    model, inputs = tiny(blocks=3), []
-    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator())
-    recompute.switch(model, True, offload)
-    run = model.recompute
-
-    def spy(block, x, *arguments):
-        inputs.append(weakref.ref(x.untyped_storage()))
-        return run(block, x, *arguments)
-
-    model.recompute = spy
-    hidden = model(torch.randint(11, (2, 8)))
-    assert [input() is None for input in inputs] == [offload] * 3
-    hidden.sum().backward()
-
-
 def kept_for_backward(model, ids):
     """Numbers a token that autograd holds between forward and backward, weights and masks not counted."""
     kept, alive = {}, []
@@ -121,21 +100,3 @@ def test_each_further_block_keeps_its_input_and_nothing_else():
     lean = [kept_for_backward(model, ids) for model in models]
     assert lean[1] - lean[0] == 16  # C
     assert plain[1] - plain[0] > 10 * 16
-
-
-def test_nothing_is_recomputed_without_gradients():
-    model, calls = tiny(), []
-    model.recompute = lambda block, *inputs: calls.append(block) or block(*inputs)
-    with torch.no_grad():
-        model(torch.tensor([[1, 2]]))
-    assert calls == []
-    model(torch.tensor([[1, 2]]))
-    assert calls == list(model.model.layers)
-
-
-def test_a_cached_pass_is_refused():
-    model = tiny()
-    recompute.switch(model, True)
-    cache = KVCache(1, (2, 2, 4), torch.float32, "cpu")
-    with pytest.raises(AssertionError, match="cannot run twice"):
-        model(torch.tensor([[1, 2]]), cache=cache)

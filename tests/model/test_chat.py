@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from minidpo.memory.loading import open_chat
-from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message, default_system
+from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Message
 
 CHAT = tiny.chat()
 SPECIAL = [
@@ -52,22 +51,6 @@ def test_the_ids_spell_the_text_of_qwen2s_own_template(oracles):
         assert spelled == [case["text"], case["generation_prompt"]], name
 
 
-def begun(messages):
-    """With the system message that the template adds where there is none."""
-    begins = messages and messages[0].role == "system"
-    return messages if begins else [Message("system", CHAT.system), *messages]
-
-
-@given(dialogues)
-def test_the_ids_are_those_of_the_parts(messages):
-    expected = []
-    for message in begun(messages):
-        body = CHAT.answer(message) if message.role == "assistant" else CHAT.encode(message.content)
-        body += [] if body[-1:] == [CHAT.end] else [CHAT.end]
-        expected += [CHAT.start, *CHAT.encode(f"{message.role}\n"), *body, *CHAT.encode("\n")]
-    assert CHAT.dialogue(messages).ids == expected
-
-
 @given(texts)
 def test_text_survives_its_ids_and_never_becomes_a_special_token(text):
     ids = CHAT.encode(text)
@@ -78,7 +61,8 @@ def test_text_survives_its_ids_and_never_becomes_a_special_token(text):
 @given(st.lists(others, min_size=1, max_size=4))
 def test_a_page_that_prints_special_tokens_neither_ends_its_turn_nor_begins_another(messages):
     ids, turns = CHAT.dialogue(messages)
-    assert ids.count(CHAT.start) == ids.count(CHAT.end) == len(begun(messages))
+    plain, _ = CHAT.dialogue([Message(message.role, "x") for message in messages])
+    assert ids.count(CHAT.start) == ids.count(CHAT.end) == plain.count(CHAT.end)
     assert set(turns) == {-1}
 
 
@@ -90,19 +74,6 @@ def test_the_tokens_of_turn_n_are_the_nth_answers_and_no_others(messages):
     for n, answer in enumerate(said):
         assert [i for i, turn in zip(ids, turns) if turn == n] == answer
     assert set(turns) <= {-1, *range(len(said))}
-
-
-def test_the_end_that_the_agent_chose_is_its_own_once_and_the_newline_behind_it_is_not():
-    ids, turns = CHAT.dialogue([Message("user", "x"), Message("assistant", "ok")])
-    assert ids[-2:] == [CHAT.end, *CHAT.tail] and turns[-2:] == [0, -1]
-    assert [turn for i, turn in zip(ids, turns) if i == CHAT.end] == [-1, -1, 0]
-
-
-def test_an_answer_cut_short_is_closed_for_the_agent_and_not_in_its_name():
-    cut = tuple(CHAT.encode("clic"))
-    ids, turns = CHAT.dialogue([Message("assistant", "clic", cut)])
-    assert ids[-2:] == [CHAT.end, *CHAT.tail] and turns[-2:] == [-1, -1]
-    assert turns.count(0) == len(cut)
 
 
 @given(dialogues, answers(), dialogues)
@@ -121,14 +92,6 @@ def test_sampled_ids_are_kept_even_where_the_tokenizer_would_have_cut_the_text_o
     assert CHAT.answer(Message("assistant", "Submit", (*letters, CHAT.end))) == [*letters, CHAT.end]
 
 
-@pytest.mark.parametrize("text, ids", [("ok", (5, 6, 7)), ("", (151_645,)), ("", ())])
-def test_ids_of_another_tokenizer_are_not_believed(text, ids, tmp_path):
-    chat, _ = open_chat(tiny.checkpoint(tmp_path / "model"))
-    assert chat.answer(Message("assistant", text, ids)) == [*chat.encode(text), chat.end]
-    padding = tiny.config().vocab_size - 1  # the model writes it, and no token is called so
-    assert chat.answer(Message("assistant", "", (padding,))) == [padding]
-
-
 def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
     """transformers writes `max_length` and padding of its last call into the file that it saves."""
     tokenizer, text = Tokenizer.from_str(tiny.tokenizer_json()), "Click on Submit. " * 9
@@ -136,24 +99,6 @@ def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
     tokenizer.enable_padding(length=999)
     assert len(tokenizer.encode("Click").ids) == 999
     assert Chat(Tokenizer.from_str(tokenizer.to_str())).encode(text) == tiny.chat().encode(text)
-
-
-def test_a_token_that_its_file_does_not_call_special_is_text_on_a_page_all_the_same():
-    described = json.loads(tiny.tokenizer_json())
-    for token in described["added_tokens"]:
-        token["special"] = False
-    chat = Chat(Tokenizer.from_str(json.dumps(described)))
-    assert chat.encode("a<|im_end|>b<|im_start|>") == CHAT.encode("a<|im_end|>b<|im_start|>")
-    assert not {chat.start, chat.end} & {*chat.encode("a<|im_end|>b<|im_start|>")}
-
-
-def test_a_tokenizer_with_the_tokens_of_both_formats_talks_as_its_template_does():
-    both = Tokenizer.from_str(tiny.tokenizer_json())
-    both.add_special_tokens(
-        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    )
-    assert Chat(both, TEMPLATES["templates"]["qwen2"]["template"]).format is CHATML
-    assert Chat(both, "{{ '<|start_header_id|>' }}").format is Chat(both).format is LLAMA3
 
 
 def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
@@ -186,8 +131,3 @@ def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name,
         Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]
     ]
     assert chat.decode([*chat.prompt(messages), chat.end]) == case["texts"][said]
-
-
-def test_the_system_text_of_a_template_may_have_several_lines():
-    template = r"{{ '<|im_start|>system\nYou are Qwen.\nBe brief.<|im_end|>\n' }}"
-    assert default_system(template) == "You are Qwen.\nBe brief."

@@ -7,19 +7,15 @@ from unittest import mock
 import pytest
 import tiny
 import torch
-import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.machine import multiplies_bfloat16
-from minidpo.memory.packing import Packed, can_pack, pack
-from minidpo.model import checkpoint, guesses, kvcache, sampling, step_graphs
-from minidpo.model.attention import additive_mask
+from minidpo.memory.packing import can_pack, pack
+from minidpo.model import checkpoint, sampling, step_graphs
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Transformer
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
@@ -75,16 +71,6 @@ def test_a_batch_one_by_one_and_a_plain_pass_without_a_cache_say_the_same(temper
     assert (
         temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1
     )  # rows end at different times
-
-
-@few
-@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 5), st.data())
-def test_neighbours_and_their_order_change_nothing(seed, sizes, max_rows, data):
-    requests = requests_of(seed, sizes)
-    order = data.draw(st.permutations(range(len(requests))))
-    alone = [generate(EXACT, [request], STOP)[0].ids for request in requests]
-    mixed = generate(EXACT, [requests[i] for i in order], STOP, max_rows=max_rows)
-    assert ids_of(mixed) == [alone[i] for i in order]
 
 
 @few
@@ -154,18 +140,6 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     assert [answers[row] for row in range(len(sizes))] == expected
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says(nano):
-    """All rows lie in one memory, as wide as the longest needs: how wide must not show in the others."""
-    requests = {
-        size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)
-    }
-    for own in (250, 310, 500):
-        (alone,) = generate(nano, [requests[own]], STOP)
-        for other in requests:
-            assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
-
-
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def nano(request):
     """The shipped model as it acts: packed."""
@@ -208,112 +182,6 @@ def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_u
         torch.set_num_threads(before)
     for mine, ours in zip(alone, together):
         assert torch.equal(mine[0], ours[0])
-
-
-class Lengths(TorchDispatchMode):
-    """Over which lengths the operations inside add up: (name, lengths) of all products, sums and softmaxes.
-
-    Left out are the numbers of rows and of matrices, over which nothing is added up, what is computed element
-    by element or only moved, and the largest of many, which is exact in any order.
-    """
-
-    MOVES = {
-        "_to_copy",
-        "_unsafe_view",
-        "arange",
-        "cat",
-        "constant_pad_nd",
-        "copy_",
-        "detach_",
-        "embedding",
-        "gather",
-        "index",
-        "index_put_",
-        "masked_fill_",
-        "new_full",
-        "repeat",
-        "searchsorted",
-        "stack",
-    }
-    EXACT = {"argmax", "max"}
-
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        with self:  # of an operation that is a composition, its parts
-            result = op.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-        result, name = op(*args, **kwargs), op.overloadpacket.__name__
-        if name == "_linear_pointwise":
-            self.seen.add((name, args[0].shape[-1], result.shape[-1]))
-        elif name.startswith("_scaled_dot_product"):
-            self.seen.add((name, *args[0].shape[2:], args[1].shape[2]))
-        elif name in ("sum", "mean"):
-            self.seen.add((name, *(args[0].shape[dim] for dim in args[1])))
-        elif name in ("_softmax", "_log_softmax", "cumsum"):
-            self.seen.add((name, args[0].shape[args[1]]))
-        else:
-            free = torch.Tag.pointwise in op.tags or op.is_view or name in self.MOVES | self.EXACT
-            assert free, (
-                f"{op}: does it add up over a length? Then it belongs above, else into MOVES"
-            )
-        return result
-
-
-@without_guesses
-def lengths_of_a_step(model, sizes):
-    """All that is added up in one step of a sampler whose rows hold these many tokens."""
-    sampler = Sampler(model, len(sizes), -1)  # no answer ends, so each row is read
-    for row, request in enumerate(requests_of(3, sizes)):
-        sampler.ask(row, request)
-    with torch.inference_mode():
-        sampler._read_prompts()
-    with Lengths() as lengths:
-        sampler.step()
-    return lengths.seen
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
-    """Which is what the bits of a row hang on, whatever the processor: each row adds up as it does alone."""
-    alone = {size: lengths_of_a_step(PACKED, [size]) for size in (3, 40, 100, 300, 700)}
-    assert {name for name, *_ in alone[40]} == {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_linear_pointwise",
-        "mean",
-        "_softmax",
-        "_log_softmax",
-        "cumsum",
-    }
-    for sizes in ([40, 40], [40, 100], [40, 700, 3], [40] + [300] * 7):
-        assert lengths_of_a_step(PACKED, sizes) == set.union(*(alone[size] for size in sizes))
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
-    def attend_together(q, keys, values, rows, lengths):
-        visible = torch.arange(keys.shape[2]) < torch.tensor(lengths)[:, None, None]
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=additive_mask(visible, q))
-
-    alone = lengths_of_a_step(PACKED, [40]) | lengths_of_a_step(PACKED, [100])
-    monkeypatch.setattr(kvcache, "attend_rows", attend_together)
-    found = lengths_of_a_step(PACKED, [40, 100])
-    assert alone - found == {("_scaled_dot_product_flash_attention_for_cpu", 2, 8, 41)}
-
-
-def test_a_processor_on_which_rows_are_not_independent_is_told_once(monkeypatch, capsys):
-    Sampler(PACKED, 4, STOP)
-    assert capsys.readouterr().err == ""
-    packed = Packed.forward
-    monkeypatch.setattr(Packed, "forward", lambda self, x: packed(self, x) * (1 + 1e-6 * len(x)))
-    Sampler(PACKED, 4, STOP)
-    assert capsys.readouterr().err.count("the last digits of log-probs depend on") == 1
-    Sampler(PACKED, 1, STOP)  # alone there is nothing to depend on
-    assert capsys.readouterr().err == ""
 
 
 @without_guesses
@@ -372,120 +240,6 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         assert steps == longest
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_long_prompt_beside_it_takes_nothing_of_what_a_row_has_guessed(steps):
-    """The cache grows between two steps, where a row has read guesses that it may still write. Found on
-    2026-11-27, when a demo was run twice: one of 2,442 episodes was not the same."""
-    short, long = requests_of(7, [5, 300], budget=30)
-    with without_guesses:
-        expected = all_of(Sampler(PACKED, 2, -1), [short, long])
-
-    def guess(_, prompt, ids, most):
-        (answer,) = (a for r, a in zip((short, long), expected) if r.ids == prompt)
-        return answer.ids[len(ids) : len(ids) + most]
-
-    with mock.patch.object(Guesses, "next", guess):
-        sampler, answers = Sampler(PACKED, 2, -1), {}
-        sampler.ask(0, short)
-        for _ in range(steps):
-            answers |= sampler.step()
-        sampler.ask(1, long)
-        while sampler.busy:
-            answers |= sampler.step()
-    assert [answers[0], answers[1]] == expected
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@few
-@given(seeds, st.lists(st.integers(1, 10), min_size=2, max_size=6))
-def test_what_others_have_said_is_guessed_and_changes_no_bit(seed, sizes):
-    """Asked again with the same random numbers, a row says what it said, and so guesses most of it."""
-    requests = requests_of(seed, sizes, budget=12)
-    with without_guesses:
-        expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
-    sampler = Sampler(PACKED, len(sizes), STOP)
-    assert all_of(sampler, requests) == all_of(sampler, requests) == expected
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_what_has_been_said_once_takes_two_passes():
-    requests = requests_of(5, [6, 9], budget=12)
-    sampler, passes = Sampler(PACKED, 2, -1), []
-
-    def forward(*args, **kwargs):
-        passes.append(args)
-        return Transformer.forward(PACKED, *args, **kwargs)
-
-    with mock.patch.object(PACKED, "forward", forward):
-        for expected in (
-            2 + 11,
-            2,
-        ):  # two prompts and a token each; then eight: the first has no guess
-            passes.clear()
-            all_of(sampler, requests)
-            assert len(passes) == expected
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@pytest.mark.parametrize("rows, others", [(1, False), (2, True)])
-def test_only_where_it_shows_in_no_bit_are_others_looked_at(rows, others):
-    for model, remembers in ((PACKED, others), (MODEL, False)):
-        sampler = Sampler(model, rows, -1)
-        all_of(sampler, requests_of(0, [5] * rows))
-        assert bool(sampler.guesses.after) is remembers
-
-
-def test_so_many_answers_are_remembered(monkeypatch):
-    monkeypatch.setattr(guesses, "REMEMBERED", 20)
-    memory = Guesses(others=True)
-    for n in range(0, 1000, 10):
-        memory.learn([n, n + 1], range(n + 2, n + 10))
-        assert len(memory.after) <= 20 + 7 and memory.next([n, n + 1, n + 2], [], 3) == (
-            n + 3,
-            n + 4,
-            n + 5,
-        )
-
-
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@few
-@example(0, [1, 1, 1], [1, 2, 2, 1])
-@given(
-    seeds,
-    st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    st.lists(st.integers(1, 3), min_size=4, max_size=4),
-)
-def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, ways):
-    """Rows are asked in mid-answer, and each guess is right: the answers are known."""
-    prefix = requests_of(seed, [5])[0].ids
-    both = [
-        [r._replace(ids=prefix + r.ids) for r in requests_of(seed + n, sizes, budget=10)]
-        for n in (1, 2)
-    ]
-    with without_guesses:
-        expected = [all_of(Sampler(PACKED, len(sizes), STOP, prefix=prefix), part) for part in both]
-    texts = [
-        (*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)
-    ]
-
-    def guess(_, prompt, ids, most):
-        known = prompt + ids
-        return next(text for text in texts if text[: len(known)] == known)[len(known) :][:most]
-
-    with mock.patch.object(Guesses, "next", guess):
-        sampler, answers = Sampler(PACKED, len(sizes), STOP, prefix=prefix), {}
-        for row, steps in zip(range(len(sizes)), ways):
-            sampler.ask(row, both[0][row])
-            for _ in range(steps):
-                answers |= sampler.step()
-            sampler.ask(row, both[1][row])  # perhaps in mid-answer
-            answers.pop(row, None)
-        while sampler.busy:
-            answers |= sampler.step()
-    assert [answers[row] for row in range(len(sizes))] == expected[1]
-
-
 class Replayed(StepGraphs):
     """A recording as a CPU can make one: it runs the step again, and leaves the result in the same tensor."""
 
@@ -532,62 +286,6 @@ def test_prompts_read_together_and_replayed_steps_say_the_same(seed, sizes, budg
             assert answer.logps == pytest.approx(other.logps, abs=1e-9)
 
 
-def test_a_gpu_reads_prompts_together_up_to_so_many_tokens_with_their_padding(monkeypatch):
-    monkeypatch.setattr(sampling, "TOGETHER", 12)
-    sampler = as_on_a_gpu(EXACT, 5)
-    for row, request in enumerate(requests_of(3, [3, 4, 4, 20, 2])):
-        sampler.ask(row, request)
-    assert read_sizes(sampler.step)[:3] == [(3, 4), (1, 20), (1, 2)]
-
-
-def test_a_step_is_recorded_once_for_so_many_columns(monkeypatch):
-    monkeypatch.setattr(step_graphs, "COLUMNS", 16)
-    sampler = as_on_a_gpu(EXACT, 2)
-    sampler.stop = -1
-    sampler.ask(0, requests_of(5, [10], budget=30)[0])
-    columns = []
-    for _ in range(25):
-        sampler.step()
-        columns.append(sampler.cache.columns)
-    assert columns == [16] * 6 + [32] * 16 + [48] * 3 and sampler.graphs.records == 3
-
-
-def test_a_step_holds_as_many_rows_as_write_to_the_next_power_of_two():
-    sampler = as_on_a_gpu(EXACT, 7)
-    sampler.stop = -1
-    for row, (request, budget) in enumerate(zip(requests_of(5, [4] * 7), (9, 9, 9, 7, 7, 5, 3))):
-        sampler.ask(row, request._replace(uniforms=(0.5,) * budget))
-    while sampler.busy:
-        sampler.step()
-    assert [rows for rows, _ in sampler.graphs.recorded] == [7, 4]  # 7, 6 and 5 of 7 rows; then 3
-
-
-def test_on_a_gpu_prompts_wait_until_they_are_a_quarter_of_those_that_write(monkeypatch):
-    requests, read = requests_of(5, [4] * 9, budget=20), []
-    sampler = as_on_a_gpu(EXACT, 9)
-    sampler.stop = -1
-    monkeypatch.setattr(
-        sampler,
-        "_read",
-        lambda rows, texts, plain=sampler._read: (read.append(list(rows)), plain(rows, texts)),
-    )
-    for row in range(5):
-        sampler.ask(row, requests[row])
-    sampler.step()
-    sampler.ask(5, requests[5])
-    sampler.step()
-    assert read == [[0, 1, 2, 3, 4]] and 5 in sampler.busy  # one of five is less than a quarter
-    sampler.ask(6, requests[6])
-    sampler.step()
-    assert read[1:] == [[5, 6]]
-    answers = {}
-    while sampler.busy:
-        answers |= sampler.step()
-    assert ids_of(answers[row] for row in range(7)) == [
-        generate(EXACT, [request], -1)[0].ids for request in requests[:7]
-    ]
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("more", [3, 10])
 def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more):
@@ -599,57 +297,6 @@ def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more)
     for _ in range(5):
         sampler.step()
     assert all_of(sampler, [longer])[0].ids == generate(EXACT, [longer], -1)[0].ids
-
-
-def test_rows_that_are_no_neighbours_are_read_apart_and_the_longest_may_idle(monkeypatch):
-    monkeypatch.setattr(step_graphs, "COLUMNS", 4)
-    requests = requests_of(7, [4, 30, 5], budget=6)
-    alone = [generate(EXACT, [request], -1)[0].ids for request in requests]
-    sampler = as_on_a_gpu(EXACT, 3)
-    sampler.stop = -1
-    for row, request in enumerate(requests):
-        sampler.ask(row, request)
-    sampler.step()
-    for row in (0, 2):  # around row 1, which goes on
-        sampler.ask(row, requests[row])
-    answers = {}
-    while len(answers) < 3:
-        answers |= sampler.step()
-    assert [answers[row].ids for row in range(3)] == alone
-    for row in (0, 2):  # the longest row is idle now
-        sampler.ask(row, requests[row])
-    while sampler.busy:
-        answers |= sampler.step()
-    assert [answers[row].ids for row in range(3)] == alone
-
-
-@without_guesses
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_prompt_is_read_anew_only_when_no_row_holds_it_any_more(gpu):
-    first, second, more = requests_of(9, [3, 4, 2], budget=6)
-    longer = first._replace(ids=first.ids + more.ids)
-    sampler = as_on_a_gpu(EXACT, 2) if gpu else Sampler(EXACT, 2, STOP)
-    sampler.stop = -1
-
-    def asked(row, request):
-        """What is read for this request, whose answer is the one that it would have alone."""
-        answers = {}
-        sampler.ask(row, request)
-        shapes = read_sizes(lambda: answers.update(sampler.step()))
-        while row in sampler.busy:
-            answers |= sampler.step()
-        assert answers[row].ids == generate(EXACT, [request], -1)[0].ids
-        return [tokens for _, tokens in shapes if tokens > 1]
-
-    assert asked(0, first) == [3]
-    assert asked(0, first) == []  # its own
-    assert asked(0, longer) == [5]  # what it wrote is no part of it
-    assert asked(0, first) == [3]  # it began with the longer one
-    sampler.ask(0, first._replace(uniforms=(0.5,) * 40))
-    sampler.step()
-    assert asked(1, first) == []  # row 0 still writes
-    assert asked(1, second) == [4]
-    assert asked(0, second) == [] and asked(1, first) == [3]
 
 
 def test_log_probs_while_sampling_are_those_the_trainer_will_see():
@@ -665,35 +312,6 @@ def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
 
 
-def test_a_row_that_has_finished_takes_the_next_request_at_once():
-    budgets = [5, 1, 3, 2, 4, 1, 1, 3]
-    requests = [Request(r.ids, r.uniforms[:n]) for r, n in zip(requests_of(4, [2] * 8), budgets)]
-    answers = []
-    shapes = read_sizes(lambda: answers.extend(generate(MODEL, requests, -1, max_rows=2)))
-    assert [len(answer.ids) for answer in answers] == budgets
-    # (rows, new tokens) of each pass: a prompt has two, a step one for each row that goes on writing
-    assert shapes == [
-        (1, 2),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (2, 1),
-        (2, 1),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 2),
-        (1, 1),
-        (1, 1),
-    ]
-
-
 @few
 @given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
@@ -705,32 +323,6 @@ def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
         assert answer.ids == plain(MODEL, request)[0]
 
 
-def test_a_prompt_whose_reading_was_interrupted_is_read_when_it_is_asked_again(monkeypatch):
-    (request,) = requests_of(3, [5], budget=4)
-    sampler = Sampler(MODEL, 2, STOP, temperature=0.0)
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    def answer():
-        sampler.ask(0, request)
-        while not (finished := sampler.step()):
-            pass
-        return finished[0].ids
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(MODEL), "forward", interrupted)
-        answer()
-    assert answer() == answer() == generate(MODEL, [request], STOP, temperature=0.0)[0].ids
-
-
-def test_no_requests_have_no_answers_and_nothing_cannot_be_answered():
-    assert generate(MODEL, [], STOP) == []
-    for empty in (Request((), (0.5,)), Request((1,), ())):
-        with pytest.raises(AssertionError, match="at least one token"):
-            generate(MODEL, [empty], STOP)
-
-
 # pick
 
 
@@ -740,22 +332,6 @@ def draws(logits, n=400, temperature=1.0, top_p=1.0):
     return (
         torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
     )
-
-
-def test_each_row_can_have_a_temperature_of_its_own():
-    g = torch.Generator().manual_seed(5)
-    logits, u = torch.randn(60, V, generator=g), torch.rand(60, generator=g, dtype=torch.float64)
-    several = torch.tensor([0.0, 0.5, 1.0, 2.0] * 15)
-    expected = [
-        pick(logits[n : n + 1], u[n : n + 1], several[n].item(), 0.8).item() for n in range(60)
-    ]
-    assert pick(logits, u, several, 0.8).tolist() == expected
-    assert len({tuple(pick(logits, u, t, 0.8).tolist()) for t in (0.0, 0.5, 1.0, 2.0)}) == 4
-    requests = [
-        r._replace(temperature=t) for r, t in zip(requests_of(1, [5] * 4), (0.0, 0.5, 1.0, 2.0))
-    ]
-    answers = generate(EXACT, requests, STOP, 3.0)
-    assert ids_of(answers) == [plain(EXACT, r, r.temperature)[0] for r in requests]
 
 
 @given(seeds, st.integers(1, 9), st.floats(0.2, 5.0))
@@ -792,11 +368,3 @@ def test_a_token_without_probability_never_comes_however_close_to_1_the_number_i
     logits = torch.tensor([[-math.inf, 1.0, 0.5, -math.inf, -math.inf]])
     assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 1.0).item() in (1, 2)
     assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 0.3).item() == 1
-
-
-def test_uniform_numbers_reach_the_choice_in_full_precision():
-    """A head that gives every token the same probability, and the last uniform below 1: the last token."""
-    flat = tiny.model(vocab=V)
-    flat.model.embed_tokens.weight.zero_()
-    (answer,) = generate(flat, [Request((1,), (1 - 2**-53, 0.0))], STOP)
-    assert answer.ids == (V - 1, 0)

@@ -5,7 +5,6 @@ law is broken by a loss that deserves it.
 """
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -168,21 +167,6 @@ def test_each_law_is_broken_by_a_loss_that_deserves_it(law):
     for name in wrong:
         with pytest.raises(AssertionError):
             law(WRONG[name], SEARCH)
-
-
-def test_each_loss_that_is_wrong_on_purpose_is_caught():
-    assert set().union(*(breakers(law)[1] for law in laws.LAWS)) == set(WRONG)
-
-
-def test_a_loss_may_read_beta_behind_the_reference_alone_and_compute_in_float32():
-    laws.reads_beta(lambda pc, pr, rc, rr, beta=0.1: dpo_loss(pc, pr, rc, rr, beta) / beta)
-    laws.has_the_gradient_of_its_value(in_float32)
-
-
-def test_a_broken_law_says_what_it_found_and_the_simplest_case():
-    with pytest.raises(AssertionError) as broken:
-        laws.is_log_2_where_the_policy_is_the_reference(LOSSES["ipo_sum"])
-    assert re.fullmatch(r"it is 25 \(chosen = -?[\d.]+, rejected = -?[\d.]+\)", str(broken.value))
 
 
 def test_the_table_has_every_law_and_every_loss():

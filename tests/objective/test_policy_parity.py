@@ -34,11 +34,6 @@ def close(ours, theirs, **tolerance):
     )
 
 
-def per_sequence(numbers):
-    """The sum of each sequence's tokens."""
-    return torch.zeros(len(LENGTHS), dtype=DOUBLE).index_add(0, SEQUENCE, numbers)
-
-
 def check(kind, loss_of, corrected=False):
     """Ours, of (log-probs, low, high, KL's weight), against the recorded losses of a kind and gradients."""
     cases = [
@@ -89,37 +84,6 @@ def test_trls_default_weighs_the_kl_by_the_ratio_and_ours_does_not():
         return (clipped_loss(logps, OLD, ADVANTAGE[SEQUENCE], low, high) + kl * weighed).mean()
 
     check("bnpo", ours, corrected=True)
-
-
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
-def test_other_means_of_trl_are_of_the_same_losses_per_token(kind):
-    """`grpo` takes a mean of sequences' means, `dr_grpo` divides by sequences times the longest allowed."""
-
-    def ours(logps, low, high, kl):
-        losses = clipped_loss(logps, OLD, ADVANTAGE[SEQUENCE], low, high) + kl * kl_k3(logps, REF)
-        divisor = LENGTHS if kind == "grpo" else THEIRS["longest"]
-        return (per_sequence(losses) / divisor).mean()
-
-    check(kind, ours)
-
-
-def test_trls_rloo_has_one_ratio_a_sequence_and_ours_on_fresh_episodes_its_direction():
-    """With a sequence's log-prob as the entry, `clipped_loss` is TRL's loss. `train.py grpo` has a ratio a
-    token; where policy and player are one, both have REINFORCE's gradient, divided by sequences or tokens."""
-
-    def ours(logps, low, high, kl):
-        return clipped_loss(per_sequence(logps), per_sequence(OLD), ADVANTAGE, low, high).mean()
-
-    check("rloo", ours)
-    gradients = []
-    for entries, advantage in (
-        (per_sequence, ADVANTAGE),
-        (lambda numbers: numbers, ADVANTAGE[SEQUENCE]),
-    ):
-        leaf = OLD.clone().requires_grad_()
-        clipped_loss(entries(leaf), entries(OLD), advantage, 0.2, 0.2).mean().backward()
-        gradients.append(leaf.grad)
-    torch.testing.assert_close(gradients[0] * len(LENGTHS), gradients[1] * len(SEQUENCE))
 
 
 def test_a_reward_model_has_trls_loss_with_a_margin_or_without():

@@ -13,51 +13,23 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import test_sft_dpo as toy
-from test_browser import children, left, processes, wait_for
-from test_sft_dpo import folder  # noqa: F401 (a fixture)
+import toy
 
-from minidpo.acting.collect import collect
-from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import read
-from minidpo.memory.machine import Machine
 from minidpo.system.run_folder import records
 
 ROOT = Path(__file__).parents[2]
-TIMES = ("tokens_per_s", "peak_memory_mib")
-EXPERT = (
-    "collect.py --policy expert --noise 0.5 --split validation --tasks login-user,click-tab-2 "
-    "--instances 60 --group 1 --machine.pages 4"
-)
-SHOWN = CollectCommand(
-    policy="expert",
-    noise=0.5,
-    tasks="login-user,click-tab-2",
-    split="validation",
-    instances=25,
-    group=1,
-    machine=Machine(pages=4),
-)
-PLAYED = replace(
-    SHOWN,
-    policy="model",
-    noise=0.0,
-    tasks="click-button,focus-text-2",
-    instances=5,
-    group=4,
-    sampling=Sampling(max_new_tokens=48),
-    machine=Machine(pages=8, device="cpu"),
-)
-WORK = {  # four bits, and moments in eight, of which a state is saved after every other step
-    "short": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=4, save_every=2),
-    "sft": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=10, save_every=2),
-    "dpo": lambda toys, out: toy.in_four_bits(toy.dpo, toys, out, steps=8, save_every=2),
-    "expert": lambda _, out: collect(replace(SHOWN, out=out / "episodes.jsonl")),
-    "model": lambda _, out: collect(replace(PLAYED, out=out / "episodes.jsonl")),
+EIGHT_BITS = {"optimizer": "adamw8bit", "save_every": 2}
+WORK = {
+    "short": lambda toys, out: toy.dpo(toys, out, steps=4, **EIGHT_BITS),
+    "sft": lambda toys, out: toy.sft(
+        toys, out, toy.IN_FOUR_BITS, steps=10, rank=128, dropout=0.1, **EIGHT_BITS
+    ),
+    "dpo": lambda toys, out: toy.dpo(toys, out, steps=8, **EIGHT_BITS),
+    "play": lambda _, out: toy.play(out),
 }
 
 
@@ -119,7 +91,8 @@ def left_behind(out):
         name = str(path.relative_to(out))
         if path.name == "metrics.jsonl":
             files[name] = [
-                {k: v for k, v in step.items() if k not in TIMES} for step in records(path.parent)
+                {k: v for k, v in step.items() if k not in toy.TIMES}
+                for step in records(path.parent)
             ]
         elif path.name == "episodes.jsonl":
             files[name] = read(path)
@@ -145,8 +118,7 @@ def killed(live, work, out, kills, seed):
 
 
 @pytest.fixture(scope="module")
-def live(folder):  # noqa: F811
-    toy.in_four_bits(toy.sft, folder, folder / "sft-nf4", steps=2)  # what dpo starts from
+def live(folder):
     with server(folder) as live:
         yield live
 
@@ -156,43 +128,6 @@ def test_training_killed_now_and_then_leaves_the_same_files(live, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["sft", "dpo"])
-def test_training_killed_fifteen_times_at_random_moments_leaves_the_same_files(
-    live, tmp_path, work
-):
+@pytest.mark.parametrize("work", ["sft", "dpo", "play"])
+def test_work_killed_fifteen_times_at_random_moments_leaves_the_same_files(live, tmp_path, work):
     killed(live, work, tmp_path / "run", kills=15, seed=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("work", ["expert", "model"])
-def test_collecting_killed_fifteen_times_at_random_moments_leaves_the_same_episodes(
-    live, tmp_path, work
-):
-    killed(live, work, tmp_path / "run", kills=15, seed=3)
-
-
-def start(command: str, out: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *command.split(), "--out", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", ["nothing", "renderer", "chromium", "driver"])
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its process group"])
-def test_a_killed_collect_leaves_no_process(kill, stopped, tmp_path):
-    out = tmp_path / "episodes.jsonl"
-    process = start(EXPERT, out)
-    wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") > 5, seconds=60)
-    below = children(process.pid)
-    assert stopped == "nothing" or processes(stopped, process.pid)
-    for pid in processes(stopped, process.pid):
-        os.kill(pid, signal.SIGSTOP)
-    kill(process.pid, signal.SIGKILL)
-    process.wait()
-    wait_for(lambda: not left(below), seconds=10)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minidpo.system.files import read_json
-from minidpo.system.run_folder import Clock, RunFolder, changed_settings, records
+from minidpo.system.run_folder import RunFolder, changed_settings, records
 
 CONFIG = {"lr": 1e-3, "data": Path("runs/demos.jsonl"), "lora": {"targets": ("q_proj",)}}
 STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torch.tensor(3.0)}
@@ -25,17 +24,6 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
         RunFolder(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
     with pytest.raises(ValueError, match=r"other settings \(data runs/demos.jsonl, now None\)"):
         RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
-
-
-def test_a_folder_in_which_a_run_was_begun_and_left_nothing_may_hold_another(tmp_path):
-    """As when a command was refused behind its first check: the corrected one takes the folder."""
-    RunFolder(tmp_path, CONFIG).begin()
-    Clock(tmp_path / "seconds.json").time("demonstrations", int)
-    RunFolder(tmp_path, {**CONFIG, "lr": 2e-3}).begin()
-    assert json.loads((tmp_path / "config.json").read_text())["lr"] == 2e-3
-    (tmp_path / "demos.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"other settings \(lr 0.002, now 0.001\)"):
-        RunFolder(tmp_path, CONFIG)
 
 
 def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(
@@ -91,40 +79,6 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
         assert changed_settings(run, {**run, **moved, **changes}) == says
 
 
-def test_seconds_are_added_up_and_those_of_another_version_are_refused(tmp_path):
-    path = tmp_path / "seconds.json"
-    path.write_text('{"sft": 9.5}')  # as it was before versions
-    Clock(path).time("sft", int)
-    assert read_json(path) == {"version": 1, "sft": 9.5}
-    assert Clock(path).seconds == {"sft": 9.5}
-    path.write_text('{"version": 2, "sft": 9.5}')
-    with pytest.raises(
-        ValueError, match="seconds.json: of format version 2, but this minidpo knows 1"
-    ):
-        Clock(path)
-
-
-def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):
-    RunFolder(tmp_path, CONFIG)  # for example with a model that turns out not to be there
-    RunFolder(tmp_path, {**CONFIG, "lr": 2e-3})
-    assert not any(tmp_path.iterdir())
-
-
-def test_an_adapter_that_no_run_of_the_folder_made_is_not_overwritten(tmp_path):
-    (tmp_path / "adapter").mkdir()
-    with pytest.raises(ValueError, match="adapter is of no run in this folder: give another --out"):
-        RunFolder(tmp_path, CONFIG)
-
-
-def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
-    run = RunFolder(tmp_path, CONFIG)
-    run.begin()
-    run.log({"step": 1})
-    assert run.load_state() is None
-    run.truncate_log(0)
-    assert records(tmp_path) == []
-
-
 def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.begin()
@@ -139,17 +93,6 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     assert all(torch.equal(tensors[name], STATE[name]) for name in STATE)
     run.truncate_log(step)
     assert records(run.folder) == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
-
-
-def test_a_run_that_another_process_finished_in_the_meantime_keeps_its_log(tmp_path):
-    late, run = RunFolder(tmp_path, CONFIG), RunFolder(tmp_path, CONFIG)
-    run.begin()
-    run.log({"step": 1})
-    run.finish()
-    run._lock.close()  # as at the end of its process
-    with pytest.raises(ValueError, match="another process has just finished it: start again"):
-        late.begin()
-    assert records(tmp_path) == [{"step": 1}]
 
 
 def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
@@ -180,15 +123,6 @@ def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
     run.finish()
     assert RunFolder(tmp_path, CONFIG).finished and not run.state.exists()
     assert records(run.folder) == [{"step": 1}]
-
-
-def test_a_state_that_a_kill_left_beside_done_goes_with_the_next_start(tmp_path):
-    run = RunFolder(tmp_path, CONFIG)
-    run.begin()
-    run.finish()
-    run.state.write_bytes(b"of a kill in the middle of `finish`")
-    run.resync_finished()
-    assert not run.state.exists()
 
 
 def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):

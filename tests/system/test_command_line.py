@@ -1,0 +1,180 @@
+"""A TOML file gives defaults, flags win, and what does not fit is said at once, in a line."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from minidpo.algorithms import ALGORITHMS
+from minidpo.commands import BY_HAND, BrowseCommand
+from minidpo.commands.algorithms import combined
+from minidpo.commands.by_hand import SFTCommand
+from minidpo.commands.play import CollectCommand
+from minidpo.results.evaluate import EvaluateCommand
+from minidpo.system.command_line import changed_flags, main, parse, toml_flags
+
+PAGES = {name: combined(page.options) for name, page in ALGORITHMS.items()}
+KINDS = {name: kind for name, (kind, _) in BY_HAND.items() if name not in ("average", "push")}
+KINDS |= {"collect": CollectCommand, "evaluate": EvaluateCommand, **PAGES}
+
+
+def parsed(kind, *arguments):
+    return parse(kind, list(arguments), "script.py", "What it does.")
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_arguments_a_command_is_its_defaults_and_every_option_has_help(
+    name, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "60")  # one column
+    assert parsed(KINDS[name]) == KINDS[name]()
+    with pytest.raises(SystemExit) as stop:
+        parsed(KINDS[name], "--help")
+    assert stop.value.code == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "What it does." in text and "--config FILE" in text
+    _, *options = re.split(r"^\W? (?=--[a-z])", text, flags=re.MULTILINE)
+    assert len(options) > 5
+    for option in options:
+        words = re.sub(r"\(default:.*", "", option, flags=re.DOTALL).split()
+        assert sum(word.strip(".,;:").isalpha() and word.islower() for word in words) > 1, option
+
+
+@pytest.mark.parametrize("name", ["ef-dpo", "r3", "averaged-eto"])
+def test_the_flags_of_settings_are_read_back_as_these(name):
+    given = ["--seed", "3", "--sft.lr", "0.5", "--machine.recompute", "--out", "runs/x y"]
+    given += ["--sampling.temperatures", "0.5", "1", "--lora.targets", "q_proj"]
+    options = parsed(PAGES[name], *given)
+    flags = changed_flags(PAGES[name], options)
+    assert parsed(PAGES[name], *flags) == options != parsed(PAGES[name])
+    assert len([flag for flag in flags if flag.startswith("--")]) == 6
+
+
+def test_the_files_values_come_first_and_flags_win(toml):
+    path = toml(
+        'seed = 3\nout = "runs/x"\n[sft]\nsteps = 7\nlr = 0.5\n[lora]\nrank = 4\n'
+        'targets = ["q_proj", "v_proj"]\n[machine]\nrecompute = true\n'
+    )
+    config = parsed(SFTCommand, "--config", path)
+    assert (config.seed, config.out, config.sft.steps, config.sft.lr) == (3, Path("runs/x"), 7, 0.5)
+    assert config.lora.targets == ("q_proj", "v_proj") and config.machine.recompute is True
+    for arguments in (["--config", path, "--seed", "9"], ["--seed", "9", f"--config={path}"]):
+        changes = ["--lora.targets", "k_proj", "--machine.no-recompute"]
+        config = parsed(SFTCommand, *arguments, *changes)
+        assert (config.seed, config.sft.lr, config.lora.targets) == (9, 0.5, ("k_proj",))
+        assert config.machine.recompute is False
+
+
+def test_file_and_flags_are_judged_together(toml):
+    """What one of the two asks for may need what the other says."""
+    path = toml("[machine]\noffload = true\n")
+    assert parsed(SFTCommand, "--config", path, "--machine.recompute").machine.offload
+    path = toml('url = "u"\ngoal = "g"\n')
+    assert parsed(BrowseCommand, "--config", path, "--steps", "3").goal == "g"
+
+
+@pytest.mark.parametrize(
+    "text, flags, to_blame",
+    [
+        ("stepps = 3\n", ["--url", "u", "--goal", "g"], True),
+        ('url = "u"\nsteps = "x"\n', ["--goal", "g"], True),
+        ("steps = 3\n", ["--url", "u"], False),
+        ("steps = 3\n", ["--url", "u", "--goal", "g", "--stepps", "3"], False),
+    ],
+)
+def test_a_file_is_named_if_it_is_to_blame(toml, text, flags, to_blame):
+    path = toml(text)
+    with pytest.raises(ValueError) as error:
+        parsed(BrowseCommand, *flags, "--config", path)
+    assert str(error.value).startswith(path) == to_blame and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--sft.hydra", "1"], "--sft.hydra"),
+        (["--sft.steps", "abc"], "--sft.steps"),
+        (["--machine.dtype", "fp8"], "'fp8'"),
+        (["--sft.stepss", "3"], "is it --sft.steps?"),
+        (["--stepps", "3"], "is it --sft.steps?"),
+        (["--max-steps", "3"], "is it --sft.steps?"),
+        (["--learning-rate", "3"], "is it --sft.lr?"),
+        (["--seed", "-1"], "seed"),
+        (["--seed", "4294967296"], "seed"),
+        (["--sft.lr", "nan"], "lr"),
+        (["--data", "a", "--data=b"], "--data is given twice"),
+        (["--machine.recompute", "--machine.no-recompute"], "given twice"),
+        (["--out"], "--out"),
+        (["--config"], "TOML"),
+        (["--data", f"/home{'/a-folder' * 20}/x", f"/home{'/a-folder' * 20}/x"], "/a-folder" * 20),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_line(flags, named, capsys):
+    with pytest.raises(ValueError) as error:
+        parsed(SFTCommand, *flags)
+    assert named in str(error.value) and "\n" not in str(error.value)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("content", [b"seed = ", "model = 'café'".encode("latin-1"), None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "settings.toml"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=str(path)):
+        toml_flags(path)
+
+
+@pytest.mark.parametrize(
+    "error, code, named",
+    [
+        (ValueError("what and why"), 2, "what and why"),
+        (torch.OutOfMemoryError("CUDA out of memory."), 2, "plan"),
+        (KeyboardInterrupt("truly"), 130, "truly"),
+        (KeyboardInterrupt(), 130, "same command"),
+    ],
+)
+def test_an_expected_error_is_one_line_and_an_exit_code(error, code, named, capsys):
+    def run(arguments):
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        main(run)
+    text = capsys.readouterr().err
+    assert stop.value.code == code and named in text and text.count("\n") == 1
+
+
+@dataclass
+class CommandOfOne:
+    """Whose help is shorter than what Python holds back before it writes."""
+
+    steps: int = 1
+    "how many"
+
+
+@pytest.mark.parametrize("flags", [["--help"], []])
+def test_who_reads_the_first_lines_alone_is_told_no_more(flags, monkeypatch, capsys):
+    reads, writes = os.pipe()
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    with os.fdopen(writes, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        os.close(reads)
+        with pytest.raises(SystemExit) as stop:
+            main(lambda arguments: parse(CommandOfOne, arguments, "", "") and print("short"))
+    assert stop.value.code == 141 and capsys.readouterr().err == ""
