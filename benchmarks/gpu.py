@@ -58,7 +58,7 @@ from minidpo.model.chat import Dialogue  # noqa: E402
 from minidpo.system.tensors import to_device  # noqa: E402
 
 # the files of these tests, because others import packages that such a machine may lack
-GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")
+GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py")
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (

@@ -32,7 +32,6 @@ from pathlib import Path
 
 import torch  # dpo_step has put this project on the path
 from dpo_step import make_adapter, run_side, step_s, synthetic
-from minidpo.config import Sampling
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
 

@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from minidpo.config import Sampling  # noqa: E402
 
 import envs  # noqa: E402
 from minidpo.acting.jobs import make_jobs, split_instances  # noqa: E402
