@@ -160,20 +160,6 @@ def test_a_folder_without_stages_is_no_experiment(begin, tmp_path):
             pass
 
 
-def test_the_base_is_read_once_and_again_when_it_changed(begin, shelf_base, tmp_path, monkeypatch):
-    model = shutil.copytree(shelf_base, tmp_path / "base")
-    read, real = [], experiment.file_sha256
-    monkeypatch.setattr(experiment, "file_sha256", lambda path: read.append(path) or real(path))
-    hashes = []
-    for change in (False, False, True):
-        if change:
-            (model / "tokenizer.json").write_text("{}")
-        with begin(tmp_path / "run", model=str(model)) as run:
-            hashes.append((run.common["base"], len(read)))
-    (first, files), again, (changed, more) = hashes
-    assert files > 2 and again == (first, files) and changed != first and more == 2 * files
-
-
 # ---- what determines a stage ----
 
 

@@ -84,12 +84,6 @@ def test_order_names_and_lone_answers_change_nothing_and_the_most_is_the_log_of_
     assert found is None or found <= math.log(len(several)) + 1e-9
 
 
-def test_steps_that_were_given_are_not_the_agents():
-    own = answered({1: "aa", 2: "bb"})
-    assert answer_information([*own, *answered({3: "cc"}, forced=1)]) == answer_information(own)
-    assert answer_information([*own, tiny.episode((), "limit", seed=4)]) == answer_information(own)
-
-
 def test_attempts_from_two_states_are_not_unlike_by_what_was_given():
     behind = [tiny.episode((given, "x"), forced=1, index=n) for n, given in enumerate("aabb")]
     assert diversity(behind) == {"diversity": 0.0, "mixed": 0.0} and diversity(behind[::2]) == {}

@@ -169,27 +169,6 @@ def test_an_unusable_answer_is_a_mistake_though_a_success_had_one_too():
     assert not stepwise_pairs([], same)
 
 
-@given(groups(), st.integers(0, 5))
-def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_kind_once(
-    played, seed
-):
-    whole = [e for e in played if e.turns and not e.forced]
-    sides = {kind: [e for e in whole if e.solved == kind] for kind in (True, False)}
-    if not all(sides.values()):
-        with pytest.raises(NothingToLearn, match="KTO"):
-            unpaired(played, seed)
-        return
-    found = unpaired(played, seed)
-    assert found == choose(found, 1, seed, until="turn")
-    chosen, rejected = (
-        Counter(getattr(duo, side).key for duo in found) for side in ("chosen", "rejected")
-    )
-    for kind, counts in ((True, chosen), (False, rejected)):
-        assert counts.keys() == {e.key for e in sides[kind]}
-        assert max(counts.values()) - min(counts.values()) <= 1
-    assert max((chosen if len(sides[True]) >= len(sides[False]) else rejected).values()) == 1
-
-
 def acted(*steps):
     """A failure of (page, action, error)."""
     bare = tiny.episode(["x"] * len(steps), "failed")

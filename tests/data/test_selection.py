@@ -78,12 +78,6 @@ def test_of_equal_ones_one_stays_the_experts_or_the_best_paid_in_the_order_of_th
         assert (is_expert(kept), kept.reward) >= (is_expert(e), e.reward)
 
 
-def test_of_equal_pay_the_first_stays_and_an_experts_answer_is_another_thing():
-    first, second = (tiny.episode("ab", index=n) for n in (1, 2))
-    relabelled = replace(first, policy="dagger", forced=1, index=3)
-    assert distinct([first, second, relabelled]) == [first, relabelled]
-
-
 def test_of_an_expert_in_an_agents_state_the_first_answer_counts_if_it_solved_the_page():
     said = [
         tiny.episode("abc", outcome, policy="dagger", forced=1) for outcome in ("solved", "limit")

@@ -82,19 +82,6 @@ def page(instruction, *lines) -> Observation:
 words = st.text(st.characters(exclude_characters="\n") | st.sampled_from('"\\ [3]'))
 
 
-def test_a_mail_by_someone_with_two_names_is_found():
-    """About one name in a thousand has two words."""
-    mails = "\n".join(
-        f'item "{name} Mauris." [{n}]\nicon "trash" [{n + 1}]\nicon "star" [{n + 2}]'
-        for n, name in ((1, "Jo Ann"), (4, "Jo"), (7, "Ann"))
-    )
-    for name, ref in (("Jo Ann", "2"), ("Jo", "5"), ("Ann", "8")):
-        seen = Observation(
-            f"Find the email by {name} and click the trash icon to delete it.", mails
-        )
-        assert EXPERTS["email-inbox-delete"](seen, []).action == Action("CLICK", ref=ref)
-
-
 @given(words, words, st.integers(1, 999))
 def test_a_line_is_read_back_whatever_its_label_and_value(label, value, ref):
     quoted = ('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (label, value))
@@ -185,21 +172,6 @@ def test_a_plan_quotes_the_task_as_far_as_the_step_that_is_next():
         seen = page("Select ag3, g3 and click Submit.", *boxes)
         assert EXPERTS["click-checkboxes"](seen, []).thought == thought
         boxes = [line.replace(f'"{name}"', f'"{name}" checked') for line in boxes]
-
-
-def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name_before():
-    area = f'textarea #text value="{"lorem " * 99}" at top [1]'
-    scroll = EXPERTS["scroll-text-2"](
-        page("Scroll the textarea to the bottom of the text", area), []
-    )
-    assert scroll.thought == "bottom, down: textarea #text at top [1]" and scroll.line == area
-    boxes = ['checkbox "a" checked [1]', 'checkbox "b" checked [2]', "", 'button "Submit" [4]']
-    for boxes[2], thought in (
-        ('checkbox "c" [3]', 'b, c: checkbox "c" [3]'),
-        ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]'),
-    ):
-        seen = page("Select a, b, c and click Submit.", *boxes)
-        assert EXPERTS["click-checkboxes-large"](seen, []).thought == thought
 
 
 def test_an_expert_refuses_another_task():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from test_reset import anything
 
-from envs.actions import Action
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.elements import element
@@ -200,30 +199,6 @@ def all_complaints(look, instances) -> list[str]:
 
 def instances(tasks, seeds: int, *rest) -> list[tuple]:
     return [(task, SEED + seed, *rest) for task in sorted(tasks) for seed in range(seeds)]
-
-
-# ---- what is drawn, and what the clock would change ----
-
-MENU = [Action("CLICK", ref="1")]
-LIST = [Action("SELECT", ref="1", option=name) for name in ("Corrine", "Catherine", "Corrine")]
-TOLD = [
-    # task, actions, what the instruction then says, what the page says
-    ("click-menu-2", MENU, "item with the icon-zoomout icon.", 'item "icon-zoomout Zoom Out" [5]'),
-    ("use-colorwheel-2", [], "color #db3d03 with", 'text "Color:"'),
-    ("use-spinner", [Action("HOVER", ref="2")], "", 'button "spinner-button spinner-up" [2]'),
-    ("click-scroll-list", LIST[:2], "", 'value="Catherine", "Corrine" [1]'),
-    ("click-scroll-list", LIST, "", 'value="Catherine" [1]'),  # chosen again, it is let go
-]  # fmt: skip
-
-
-def test_icons_colours_and_choices_are_told_and_hovering_and_the_date_are_not():
-    async def untold(env, task, actions, asked, line):
-        seen = await env.reset(task, 0 if task == "click-scroll-list" else SEED)
-        for action in actions:
-            seen = await env.step(action)
-        return [] if asked in seen.instruction and line in seen.text else [(task, line, seen)]
-
-    assert all_complaints(untold, TOLD) == []
 
 
 # ---- that the eyes see: pages that change after they were told ----
