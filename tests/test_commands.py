@@ -77,7 +77,7 @@ def test_a_plan_has_a_line_for_each_learner_of_a_page(capsys):
 @pytest.mark.parametrize("arguments", [["ef-dop"], ["plan", "ef-dop"], ["plan"]])
 def test_an_unknown_algorithm_is_refused_with_the_nearest_name(arguments):
     said = refused(*arguments)
-    assert "ef-dpo" in said and arguments[-1] in said
+    assert "ef-dpo" in said and ("'ef-dop'" in said or arguments == ["plan"])
 
 
 def test_an_option_of_another_page_is_refused_by_the_name_of_that_page():

@@ -103,7 +103,7 @@ def test_a_line_is_read_back_whatever_its_label_and_value(label, value, ref):
 def test_what_a_line_says(line, text, value, options, flags):
     found = element(line)
     assert (found.text, found.value, found.options, found.flags) == (text, value, options, flags)
-    assert found.ref == (None if line.startswith("text") else "1")
+    assert found.ref == (None if line.startswith("text ") else "1")
 
 
 # ---- experts ----
