@@ -71,9 +71,8 @@ def peak(model, batch, walk_above):
 def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypatch):
     """Eight episodes share 64 tokens and go on alone for 192: a path has 256 tokens, the tree 1,600. Beside a
     path's graph there are its keys and values, put together for each segment, and their gradients."""
-    monkeypatch.setattr(
-        attention, "SIZE", 16
-    )  # in so small a model scores of 128 queries would be the most
+    # in so small a model scores of 128 queries would be the most
+    monkeypatch.setattr(attention, "SIZE", 16)
     model, rng = tiny.adapted(torch.float32, num_hidden_layers=4), random.Random(1)
     for p in lora.parameters(model):
         p.grad = torch.zeros_like(p)

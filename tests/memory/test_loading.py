@@ -61,9 +61,8 @@ def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(
     )
     assert torch.equal(asked(IDS), named(IDS))
     other = replace(auto, dtype={"float32": "bfloat16", "bfloat16": "float32"}[dtype])
-    with pytest.raises(
-        ValueError, match="made for another base"
-    ):  # what is asked for is not changed
+    # what is asked for is not changed
+    with pytest.raises(ValueError, match="made for another base"):
         loading.open_policy(base, tmp_path, other)
     assert loading.as_trained(auto, None) == auto
 
@@ -97,9 +96,8 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
         loading.open_policy(base, tmp_path / "one", replace(HERE, act_dtype="bfloat16")),
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
-    monkeypatch.setattr(
-        loading, "merge", lambda model, dtype: None
-    )  # as if another processor had merged
+    # as if another processor had merged
+    monkeypatch.setattr(loading, "merge", lambda model, dtype: None)
     assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
 
 
@@ -122,16 +120,12 @@ def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(ba
 
 def test_weights_that_alone_are_too_much_are_not_loaded(base, monkeypatch):
     monkeypatch.setattr(loading, "open_model", lambda *_: pytest.fail("loaded the model"))
-    with pytest.raises(
-        ValueError, match="weights alone take 0 MiB, but there are 0: use --machine.quantize"
-    ):
+    with pytest.raises(ValueError, match="--machine.quantize"):
         loading.open_policy(base, None, replace(HERE, memory_gib=1e-6))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     folder = tiny.checkpoint(tmp_path / "base")
     checkpoint.save(tiny.model(vocab=300), folder)
-    with pytest.raises(
-        ValueError, match="tokenizer.json has tokens up to .*, but vocab_size .* is 300"
-    ):
+    with pytest.raises(ValueError, match="tokenizer.json has tokens .* 300"):
         loading.open_chat(str(folder))

@@ -22,7 +22,6 @@ from minidpo.memory.machine import (
     GIB,
     MIB,
     Machine,
-    memory_now,
     row_length,
 )
 from minidpo.memory.plan import (
@@ -44,9 +43,8 @@ ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
 SMALL = ModelConfig(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-LITTLE = ModelConfig(
-    4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096
-)  # planned 15 times as fast
+# planned 15 times as fast
+LITTLE = ModelConfig(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)
 LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
 
 
@@ -314,40 +312,23 @@ def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     assert fits <= limit < not_any_more
 
 
-def test_a_plan_costs_no_memory():
-    before = memory_now()
-    step_plan(seven(), Load(1, 2048, 2048))
-    assert memory_now() - before < 200 * MIB
-
-
 # what it says
 
 
 def test_each_setting_that_is_named_saves_what_is_said():
     given = little(Machine(device="cuda", quantize="nf4"), "adamw")
     saved = advice.savings(given, plan.dpo_load)
+    assert "--machine.quantize nf4" not in saved and len(saved) >= 3  # it is set
     before = step_plan(given, plan.dpo_load(given.machine)).peak
-    machine = replace(given.machine, recompute=True)
-    other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
-    assert before - other > 0
-    assert saved["--machine.recompute"] == pytest.approx(
-        before - other, abs=4096
-    )  # NF4's tables, made once
-    assert "--machine.quantize nf4" not in saved  # it is set
-    halved = replace(given.machine, micro_tokens=384, tree_tokens=1024)
-    for name, changed in (
-        ("the option optimizer = adamw8bit", given._replace(optimizer="adamw8bit")),
-        ("an adapter of rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
-        (
-            "--machine.micro-tokens 384 with --machine.tree-tokens 1024",
-            given._replace(machine=halved),
-        ),
+    for word, changed in (
+        ("recompute", given.on(recompute=True)),
+        ("adamw8bit", given._replace(optimizer="adamw8bit")),
+        ("rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
+        ("tree-tokens 1024", given.on(micro_tokens=384, tree_tokens=1024)),
     ):
         less = step_plan(changed, plan.dpo_load(changed.machine)).peak
-        assert saved.get(name, 0) == pytest.approx(
-            max(0, before - less), abs=2**19
-        )  # less is not named
-    assert len(saved) >= 3
+        named = sum(size for name, size in saved.items() if word in name)
+        assert named == pytest.approx(max(0, before - less), abs=2**19)  # less is not named
 
 
 # shapes

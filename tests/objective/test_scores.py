@@ -1,6 +1,5 @@
 """The chunked head against log_softmax, and W @ logp against the dense product."""
 
-import functools
 import math
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidpo.laws import head as head_laws
 from minidpo.model.head import token_logps
 from minidpo.objective.scores import mean_weights, scores, sum_weights
 
@@ -64,12 +62,6 @@ def test_the_head_in_pieces_equals_the_full_head_in_value_and_gradients(seed, si
     torch.testing.assert_close(
         ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12
     )
-
-
-@pytest.mark.parametrize("law", head_laws.LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("chunk, rows", [(1, 1), (2, 3)])
-def test_the_head_keeps_the_laws_of_a_head_in_pieces_of_any_size(law, chunk, rows):
-    law(functools.partial(token_logps, chunk=chunk, rows=rows))
 
 
 def test_a_bf16_head_collects_many_small_gradients_in_fp32():
@@ -145,21 +137,6 @@ def test_backward_keeps_the_inputs_and_no_logits():
 
 
 # scores and the common weights
-
-
-@given(seeds, st.integers(0, 12), st.integers(1, 4))
-def test_scores_are_the_dense_product_of_w_and_the_log_probs(seed, T, n):
-    logps, segment, _ = trajectories(seed, T, n)
-    weight = torch.randn(
-        len(logps), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    W = torch.zeros(n, len(logps), dtype=torch.float64)
-    W[segment, torch.arange(len(logps))] = weight
-    logps.requires_grad_()
-    torch.testing.assert_close(scores(logps, segment, weight, n), W @ logps)
-    upstream = torch.arange(1.0, n + 1, dtype=torch.float64)
-    scores(logps, segment, weight, n).backward(upstream)
-    torch.testing.assert_close(logps.grad, upstream @ W)
 
 
 @given(seeds, st.integers(1, 200), st.integers(1, 4))
