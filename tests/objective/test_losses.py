@@ -1,7 +1,6 @@
-"""The laws of DPO, of DMPO's turn weights, and of what is logged. Parity: test_losses_parity."""
+"""What the kit (test_loss_laws) and the libraries (test_losses_parity) do not ask of losses and turn weights."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -12,13 +11,9 @@ from minidpo.objective.losses import (
     advantage_weights,
     dpo_loss,
     sft_loss,
-    value_weights,
 )
 from minidpo.objective.scores import dmpo_weights, scores, sum_weights, turn_weights
 
-logps = st.floats(-1000, 0)
-quadruples = st.tuples(logps, logps, logps, logps)
-betas = st.floats(1e-3, 5)
 gammas = st.one_of(st.sampled_from([0.0, 1e-300, 0.5, 1 - 1e-12, 1.0]), st.floats(0, 1))
 seeds = st.integers(0, 2**32 - 1)
 
@@ -77,24 +72,7 @@ def test_turn_weights_outside_their_range_are_refused(n_turns, gamma):
         turn_weights(n_turns, gamma)
 
 
-# What is logged
-
-
 # Imitation weighed by step values
-
-
-@given(st.lists(st.integers(0, 8), min_size=2, max_size=7), st.integers(1, 50))
-def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(
-    counts, scale
-):
-    values = torch.tensor(counts, dtype=torch.float64) / 8
-    weight = value_weights(values)
-    assert len(weight) == len(values) - 1 and (weight >= 0).all() and weight.isfinite().all()
-    torch.testing.assert_close(value_weights(values * scale), weight)
-    for (before, after), w in zip(pairwise(values.tolist()), weight.tolist()):
-        assert (w == 0) == (after == 0)
-        assert w == pytest.approx(after / before if before else float(after > 0))
-    assert (value_weights(torch.full((5,), 0.3)) == 1).all()
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1), st.floats(0.1, 5))
