@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from test_lora import trained as with_effect
 
 from minidpo.memory import loading, lora
 from minidpo.memory import machine as machines
 from minidpo.memory.frozen import FrozenLinear
-from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
@@ -31,11 +31,7 @@ def with_adapter(base, machine, folder):
     """A model with an adapter that does something, and the adapter's folder."""
     model = loading.open_model(base, machine)
     made_for = fingerprint(model.state_dict())
-    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
-    with torch.no_grad():
-        for layer in lora.layers(model).values():
-            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
-    lora.save(model, folder, base, made_for)
+    lora.save(with_effect(model), folder, base, made_for)
     return model
 
 
@@ -105,7 +101,7 @@ def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(bas
     trained = with_adapter(base, NF4, tmp_path)
     acting, *_ = loading.open_policy(base, tmp_path, NF4)
     assert not tiny.is_quantised(acting) and not lora.layers(acting)
-    torch.testing.assert_close(acting(IDS), trained(IDS))
+    torch.testing.assert_close(acting(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(pack(acting)(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
 
 

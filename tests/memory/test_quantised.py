@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from test_lora import trained
 from test_nf4 import Large
 from test_tree import trajectories
 
@@ -197,13 +198,6 @@ def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, da
 # the model
 
 
-def adapted(model, rank=3):
-    lora.attach(model, lora.LoRAConfig(rank=rank), torch.Generator().manual_seed(0))
-    for layer in lora.layers(model).values():
-        torch.nn.init.normal_(layer.lora_B, std=0.05, generator=torch.Generator().manual_seed(1))
-    return model
-
-
 def plain(model):
     model = copy.deepcopy(model)
     expand(model)
@@ -239,7 +233,7 @@ def test_scores_and_gradients_of_an_adapter_are_those_on_the_expanded_model_bit_
 ):
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
     results = []
-    for model in (adapted(plain(quantised)), adapted(quantised)):
+    for model in (trained(plain(quantised)), trained(quantised)):
         scores = batch_scores(model, collate([trajectories(5, 4)]))
         scores.sum().backward()
         results.append([scores.detach(), *gradients(model)])
@@ -249,7 +243,7 @@ def test_scores_and_gradients_of_an_adapter_are_those_on_the_expanded_model_bit_
 def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatch):
     monkeypatch.setattr(minidpo.model.head, "TILE", 5 * ODD["hidden_size"])
     monkeypatch.setattr(nf4, "TILE", 128)
-    model = adapted(load_quantised(folder, torch.bfloat16), rank=1)
+    model = trained(load_quantised(folder, torch.bfloat16), lora.LoRAConfig(rank=1))
     smallest = min(
         module.weight.numel() for module in model.modules() if type(module) is FrozenLinear
     )
@@ -263,7 +257,7 @@ def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatc
 def test_an_adapter_made_for_a_quantised_base_is_for_that_base_alone(folder, tmp_path):
     base = load_quantised(folder, torch.float32)
     made_for = fingerprint(base.state_dict())
-    model = adapted(copy.deepcopy(base))
+    model = trained(copy.deepcopy(base))
     assert fingerprint(lora.base_tensors(model)) == made_for
     lora.save(model, tmp_path / "adapter", "some/base", made_for)
     again = copy.deepcopy(base)

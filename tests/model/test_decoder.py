@@ -3,35 +3,18 @@
 import json
 
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from minidpo.model.checkpoint import load
-from minidpo.model.decoder import ModelConfig, RMSNorm, Transformer, rotary_angles, rotate
+from minidpo.model.decoder import RMSNorm, rotary_angles, rotate
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)
 positions = st.integers(0, 5_000)
-
-
-def tiny(seed, heads=4, groups=2, layers=2, tied=False, theta=10_000.0):
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        rope_theta=theta,
-        tie_word_embeddings=tied,
-    )
-    model = Transformer(config).double().requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_(std=0.4)
-    return model
 
 
 def tokens(seed, *shape):
@@ -62,13 +45,14 @@ def test_a_query_and_a_key_see_only_how_far_apart_they_are(seed, m, n, shift):
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 1), (4, 4), (8, 2)])
 def test_query_head_h_reads_key_value_head_h_over_group_size(heads, groups):
     """One key/value head's values are silenced; o_proj is the identity, so silent query heads are zeros."""
-    attention = tiny(3, heads, groups).model.layers[0].self_attn
-    attention.o_proj.weight.copy_(torch.eye(16))
-    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    changes = {"num_attention_heads": heads, "num_key_value_heads": groups}
+    attention = tiny.model(3, torch.float64, **changes).model.layers[0].self_attn
+    attention.o_proj.weight.copy_(torch.eye(32))
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
     cos, sin = rotary_angles(torch.arange(5), attention.D, 1e4, torch.float64)
     for kv in range(groups):
         weight, bias = attention.v_proj.weight.clone(), attention.v_proj.bias.clone()
-        attention.v_proj.weight.view(groups, attention.D, 16)[kv] = 0
+        attention.v_proj.weight.view(groups, attention.D, 32)[kv] = 0
         attention.v_proj.bias.view(groups, attention.D)[kv] = 0
         out = attention(x, cos, sin, None, None, 0).view(5, heads, attention.D)
         silent = [h for h in range(heads) if not out[:, h].any()]
@@ -80,7 +64,7 @@ def test_query_head_h_reads_key_value_head_h_over_group_size(heads, groups):
 @given(seeds, st.integers(2, 8), st.data())
 @few
 def test_nothing_looks_ahead_and_everything_looks_back(seed, T, data):
-    model, ids = tiny(0), tokens(seed, 1, T)
+    model, ids = tiny.model(dtype=torch.float64, vocab=23), tokens(seed, 1, T)
     at = data.draw(st.integers(0, T - 1))
     other = ids.clone()
     other[0, at] = (ids[0, at] + 1) % 23
@@ -102,8 +86,8 @@ def reference(request, oracles):
     return model, load_file(oracles / f"{request.param}.safetensors"), about
 
 
-def close(got, wanted, tolerance=1e-5):
-    torch.testing.assert_close(got.detach(), wanted, rtol=tolerance, atol=tolerance)
+def close(got, wanted):
+    torch.testing.assert_close(got.detach(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("row", ["row0", "row1"])

@@ -193,11 +193,8 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
     adapted = adapted_coefficient(weight, kl, target)
     assert (adapted > weight) == (kl > target) or abs(kl / target - 1) < 1e-9
     assert 0.98 - 1e-12 <= adapted / weight <= 1.02 + 1e-12
-    near = target * 1.1
-    assert math.isclose(adapted_coefficient(weight, near, target), weight * 1.01, rel_tol=1e-9)
-    assert math.isclose(
-        adapted_coefficient(weight, 9 * target, target), weight * 1.02, rel_tol=1e-9
-    )
+    near = adapted_coefficient(weight, target * 1.1, target)
+    assert math.isclose(near, weight * 1.01, rel_tol=1e-9)
 
 
 # Reward models

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from test_families import CASES, weights_of, write_gguf
+from test_lora import trained
 
 from minidpo.memory import lora
 from minidpo.memory.loading import open_policy
@@ -68,9 +69,7 @@ def as_folder(case, folder):
 def adapter_of(base, folder):
     """An adapter with an effect, trained in a sense; the model in full beside it."""
     model = load(base, torch.float32).requires_grad_(False)
-    lora.attach(model, lora.LoRAConfig(rank=2, alpha=6.0), torch.Generator().manual_seed(0))
-    for n, weight in enumerate(lora.parameters(model)):
-        torch.nn.init.normal_(weight, std=0.2, generator=torch.Generator().manual_seed(n))
+    trained(model, lora.LoRAConfig(rank=2, alpha=6.0))
     lora.save(model, folder, str(base))
     return model
 
