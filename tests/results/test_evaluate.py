@@ -33,8 +33,8 @@ def test_agents_play_the_same_held_out_instances_and_go_on_where_they_stopped(
     base, adapter, tmp_path
 ):
     command = EvaluateCommand(
-        str(base),
-        ("base=", f"sft={adapter}"),
+        model=str(base),
+        adapters=("base=", f"sft={adapter}"),
         world="toy",
         tasks=TASK,
         episodes=2,
@@ -64,7 +64,7 @@ def test_examples_are_shown_before_each_episode(base, tmp_path):
     examples = tmp_path / "examples.jsonl"
     play_to_file(expert_policy(context, (TASK,)), jobs, examples, context=context, title="")
     command = EvaluateCommand(
-        str(base),
+        model=str(base),
         world="toy",
         tasks=TASK,
         episodes=1,

@@ -192,7 +192,7 @@ def test_an_export_that_was_stopped_is_continued_by_the_same_command(tmp_path):
     for name in names:
         adapter_of(base, tmp_path / name)
     command = EvaluateCommand(
-        str(base),
+        model=str(base),
         adapters=tuple(f"{name}={tmp_path / name}" for name in names),
         export="gguf",
         out=tmp_path / "out",
