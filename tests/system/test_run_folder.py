@@ -42,7 +42,6 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
     run = {
         "out": "runs/a",
         "track": None,
-        "start": "runs/b",
         "model": "nano",
         "data": ["a/x.jsonl"],
         "golden": None,
@@ -55,7 +54,6 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
     moved = {
         "out": "/b",
         "track": "mlflow",
-        "start": "/b/b",
         "data": ["/b/x.jsonl"],
         "adapter": "/b/sft/adapter",
         "dpo": {"lr": 1e-3, "save_every": 5},
@@ -63,7 +61,6 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
     }
     assert changed_settings(run, {**run, **moved}) == ""
     for changes, says in (
-        ({"start": None}, "start True, now False"),
         ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
         ({"golden": "g.jsonl"}, "golden False, now True"),
         ({"model": "/b/nano"}, "model nano, now /b/nano"),
