@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from minidpo.memory import lora
-from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
+from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach
 from minidpo.model import checkpoint
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.tensors import fingerprint
@@ -74,17 +74,6 @@ def test_a_fresh_adapter_is_bitwise_the_base(seed, config, dtype):
     base = logits(model)
     attach(model, config, generator(seed))
     assert torch.equal(logits(model), base)
-
-
-@given(seeds, configs)
-@few
-def test_merging_changes_nothing_but_the_shape_of_the_model(seed, config):
-    model = trained(tiny(seed), config, seed)
-    before = logits(model)
-    merge(model)
-    assert lora.layers(model) == {} and model.state_dict().keys() == tiny().state_dict().keys()
-    torch.testing.assert_close(logits(model), before, rtol=1e-10, atol=1e-10)
-    assert not torch.allclose(logits(tiny(seed)), before)
 
 
 @given(seeds, configs)

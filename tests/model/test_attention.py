@@ -70,16 +70,6 @@ def test_any_mask_in_blocks_is_all_scores_at_once(seed, shape):
     torch.testing.assert_close(found, by_hand(*inputs, mask), rtol=1e-9, atol=1e-12)
 
 
-@given(seeds, shapes)
-@few
-def test_without_a_mask_the_blocks_are_causal(seed, shape):
-    (B, (H, K), T, _), generator = shape, torch.Generator().manual_seed(seed)
-    causal = torch.ones(B, T, T, dtype=torch.bool).tril()
-    inputs = numbers(generator, B, H, K, T, T)
-    found = with_gradients(*inputs, query_blocks(None, torch.zeros(B, T, 1, dtype=torch.float64)))
-    torch.testing.assert_close(found, by_hand(*inputs, causal), rtol=1e-9, atol=1e-12)
-
-
 def test_a_tree_of_eight_branches_costs_less_than_a_third_of_its_square():
     mask = a_tree(8, 16)
     T = mask.shape[1]
