@@ -118,7 +118,7 @@ def read_sizes(call):
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@few
+@settings(max_examples=settings.default.max_examples // 3)
 @given(seeds, st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
 def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(seed, sizes, data):
     """Answers, log-probs and all: in one run all rows are asked at once, in the other one at a time."""
