@@ -6,12 +6,16 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from minidpo.memory.advice import acting_verdict, verdict, with_micro_tokens
+from minidpo.memory.advice import LESS, longest, verdict, with_micro_tokens
 from minidpo.memory.loading import to_compute
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import MIB, Machine, memory_limit
 from minidpo.memory.plan import Load, Plan, Setup, acting_plan, acting_setup, setup_of, step_plan
 
+FEWER = (
+    "take fewer --machine.pages or --machine.page-tokens, --machine.quantize nf4 with --machine.dtype "
+    "bfloat16, or a smaller model"
+)
 Learner = tuple[str, Callable[[Machine], Load]]  # its optimizer, and the largest load of a step
 
 
@@ -75,8 +79,17 @@ def print_plan(
         )
     else:
         for name, (chosen, load_of) in stages.items():
-            print(verdict(name, chosen, load_of, limit))
-        print(acting_verdict(acting_setup(setup), tokens, limit))
+            load, peak = load_of(chosen.machine), plans[name].peak
+            print(verdict(name, peak, limit, LESS))
+            if peak <= limit:
+                what = (
+                    "pair without a common prefix that fits is 2 x"
+                    if load.branched
+                    else "episode that fits is"
+                )
+                most = longest(chosen, limit, load.branched, load.heads)
+                print(f"  the longest {what} {most:,} tokens")
+        print(verdict("exploring", plans["explore"].peak, limit, FEWER))
     return {name: round(plan.peak / MIB) for name, plan in plans.items()}
 
 
