@@ -219,20 +219,12 @@ class AdamW8bit(torch.optim.Optimizer):
             torch._foreach_copy_(parts, whole[name].split([len(tensor) for tensor in parts]))
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restore a state bit for bit (torch's method would cast codes), or raise ValueError unchanged."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        loaded = {}
-        for i, state in state_dict["state"].items():
-            tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-            got = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
-            p = parameters[i]
-            wanted = {"step": (1, torch.int64), **layout(p.numel())}
-            if got != wanted:
-                raise ValueError(
-                    f"parameter {i}: the state holds {got}, 8-bit AdamW keeps {wanted} for it: "
-                    "it is another optimizer's or another model's state; start the run again"
-                )
-            loaded[p] = {name: t.to(p.device, copy=True) for name, t in tensors.items()}
-            loaded[p]["step"] = int(tensors["step"])
+        """Restore a state bit for bit: torch's method would cast codes."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        self.state.update(loaded)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for i, state in state_dict["state"].items():
+            p = parameters[i]
+            self.state[p] = {
+                name: torch.as_tensor(t).to(p.device, copy=True) for name, t in state.items()
+            }
+            self.state[p]["step"] = int(state["step"])

@@ -1,6 +1,5 @@
 """Whether a plan fits into the memory that there is, and what to do if it does not."""
 
-import bisect
 from collections.abc import Callable
 
 from minidpo.memory.machine import (
@@ -9,15 +8,13 @@ from minidpo.memory.machine import (
     MICRO_TOKENS,
     Machine,
     memory_limit,
-    row_length,
 )
 from minidpo.memory.plan import Load, Setup, meta_model, step_plan, weights_of
 from minidpo.system import processes
 
-STEP = 32  # tokens: the precision of `longest`
 LESS = (
     "--machine.quantize nf4, --machine.recompute, fewer --machine.micro-tokens and --machine.tree-tokens, "
-    "the option optimizer = adamw8bit and an adapter of lower rank save memory; train.py plan counts it"
+    "the option optimizer = adamw8bit and an adapter of lower rank save memory"
 )
 
 
@@ -57,22 +54,3 @@ def require(needed: float, limit: float, what: str, way_out: str) -> None:
         raise ValueError(
             f"{what} {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: {way_out}"
         )
-
-
-def longest(setup: Setup, limit: float, pair: bool, heads: str = "vocabulary") -> int:
-    """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
-
-    def peak(steps: int) -> float:
-        tokens = row_length(steps * STEP * (2 if pair else 1))
-        return step_plan(setup, Load(1, tokens, tokens, branched=pair, heads=heads)).peak
-
-    steps = range(1, setup.config.max_position_embeddings // STEP + 1)
-    return STEP * bisect.bisect_right(steps, limit, key=peak)
-
-
-def verdict(what: str, peak: float, limit: float, way_out: str) -> str:
-    """One line: whether `peak` bytes fit into `limit` bytes, and what would help if they do not."""
-    room = f"into {limit / MIB:,.0f} MiB"
-    if peak > limit:
-        return f"{what} does not fit {room}, it needs {(peak - limit) / MIB:,.0f} more: {way_out}"
-    return f"{what} fits {room}, {(limit - peak) / MIB:,.0f} are left"

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
-TILE, GPU_TILE = (
-    2**22,
-    2**24,
-)  # weights of a quantised head that exist at once: 8 and 32 MiB in bf16
+# weights of a quantised head that exist at once: 8 and 32 MiB in bf16
+TILE, GPU_TILE = 2**22, 2**24
 
 
 def token_logps(
@@ -74,9 +72,8 @@ class _TokenLogps(torch.autograd.Function):
             inside, column = _within(targets, first, len(tile))
             for t in _slices(len(targets), chunk):
                 logits = (hidden[t] @ tile.t()).to(total.dtype)
-                softmax = logits.sub_(
-                    largest[t, None]
-                ).exp_()  # (t,rows), not yet divided by its sum
+                # (t,rows), not yet divided by its sum
+                softmax = logits.sub_(largest[t, None]).exp_()
                 grad = grad_logps[t, None]
                 grad_logits = softmax.mul_(-grad / total[t, None])
                 grad_logits.scatter_add_(1, column[t], torch.where(inside[t, None], grad, 0.0))

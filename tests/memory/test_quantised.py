@@ -234,9 +234,9 @@ def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, pa
     assert same(load_quantised(folder, torch.float32, cache=tmp_path / "cache"), model)
 
 
-def test_a_flipped_bit_is_noticed_and_a_cache_without_checksums_is_read(folder, tmp_path):
+def test_a_flipped_bit_is_noticed(folder, tmp_path):
     cache = tmp_path / "cache"
-    model = load_quantised(folder, torch.float32, cache=cache)
+    load_quantised(folder, torch.float32, cache=cache)
     path = cache / "model.layers.1.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -244,9 +244,6 @@ def test_a_flipped_bit_is_noticed_and_a_cache_without_checksums_is_read(folder, 
     refused(
         f"^{path}: is damaged, .*; delete the folder {cache},", folder, torch.float32, cache=cache
     )
-    data[-1] ^= 1
-    path.write_bytes(data.replace(b'"crc32"', b'"older"'))  # what earlier versions wrote
-    assert same(load_quantised(folder, torch.float32, cache=cache), model)
 
 
 # the model
