@@ -130,7 +130,7 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     endings = tuple(f".{target}" for target in config.targets)  # PEFT's rule
     for target, ending in zip(config.targets, endings):
         if not any(f".{name}".endswith(ending) for name in maps):
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in maps}))
             raise ValueError(
                 f"LoRA target {target!r} is not in the model's blocks; there are {known}"
             )

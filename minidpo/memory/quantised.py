@@ -56,18 +56,16 @@ def quantise_layout(
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [
-        name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))
-    ]
+    quantised = (FrozenLinear, FrozenTable)
+    names = [name for name, module in model.named_modules() if isinstance(module, quantised)]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
         with torch.device("meta"):  # takes no memory and no random numbers
-            plain = (
-                nn.Embedding(rows, columns)
-                if name.endswith("embed_tokens")
-                else nn.Linear(columns, rows, bias=False)
-            )
+            if name.endswith("embed_tokens"):
+                plain = nn.Embedding(rows, columns)
+            else:
+                plain = nn.Linear(columns, rows, bias=False)
         plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
         if isinstance(module, FrozenLinear):
             plain.bias = module.bias

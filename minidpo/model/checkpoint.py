@@ -116,18 +116,17 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     values["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
     values["head_dim"] = raw.get("head_dim") or 0
     values["rope_scaling"] = None
-    numbers = [
-        (field.name, field.type) for field in fields(ModelConfig) if field.type in (int, float)
-    ]
     if rope_type == "llama3":
         values["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
         if not all(isinstance(x, (int, float)) and x > 0 for x in values["rope_scaling"]):
             raise ValueError(
                 f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}"
             )
-    for name, kind in numbers:
+    for name, kind in ((field.name, field.type) for field in fields(ModelConfig)):
         value = values[name]
-        if type(value) not in (int, kind) or (value <= 0 and (name, value) != ("head_dim", 0)):
+        if kind not in (int, float) or (name, value) == ("head_dim", 0):
+            continue
+        if type(value) not in (int, kind) or value <= 0:
             raise ValueError(f"{path}: {name} is {value!r}, expected a positive {kind.__name__}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if str(dtype) not in DTYPES:

@@ -23,15 +23,13 @@ def token_logps(
     hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
     takes it. targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the log-softmax in float32
     (float64 if the inputs are). At most chunk x rows of the (T,V) logits exist at once, by default LOGITS of
-    them; backward computes them again. A frozen head gets no gradient. ValueError if rows or chunk < 1.
+    them; backward computes them again. A frozen head gets no gradient.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
     rows = tile_rows(weight) if rows is None else rows
     chunk = max(1, LOGITS // max(1, rows)) if chunk is None else chunk
-    if chunk < 1 or rows < 1:
-        raise ValueError(f"chunk and rows must be at least 1, got {chunk} and {rows}")
     return _TokenLogps.apply(hidden, weight, targets, chunk, rows)
 
 
