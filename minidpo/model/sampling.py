@@ -183,8 +183,9 @@ class Sampler:
         for first in range(0, len(hidden), size):
             part = slice(first, first + size)
             logits = self.model.head(hidden[part]).float()
-            temperature = self.temperature if given is None else given[part]
-            token = pick(logits, draws[part], temperature, self.top_p)
+            token = pick(
+                logits, draws[part], self.temperature if given is None else given[part], self.top_p
+            )
             logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
             drawn += torch.stack((token.double(), logp.double()), -1).tolist()  # one transfer
         return drawn
