@@ -164,11 +164,8 @@ class MLflow:
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
         """Add the table of results and the files."""
-        if rows:  # in the format of log_table, which would add the rows once more when called again
-            content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-            self.client.log_dict(self.run, content, "results.json")
-            tables = '[{"path": "results.json", "type": "table"}]'
-            self.client.set_tag(self.run, "mlflow.loggedArtifacts", tables)
+        if rows:
+            self.client.log_text(self.run, as_table(rows), "results.md")
         for path in paths:
             self.client.log_artifact(self.run, str(path))
         self.client.set_terminated(self.run)
@@ -186,7 +183,8 @@ class TensorBoard:
     def open(self, name: str, run: str | None, settings: dict) -> None:
         """Purge the older events: `log` gets all lines again, so a torn event file loses none."""
         self.writer = self.writer_class(self.where, purge_step=0, flush_secs=10)
-        self._table("settings", [{"setting": key, "value": x} for key, x in settings.items()])
+        rows = [{"setting": key, "value": x} for key, x in settings.items()]
+        self.writer.add_text("settings", as_table(rows))
 
     def log(self, lines: list[dict]) -> None:
         for line in lines:
@@ -195,14 +193,15 @@ class TensorBoard:
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
         """Event files hold no other files."""
-        self._table("results", rows)
+        if rows:
+            self.writer.add_text("results", as_table(rows))
         self.writer.close()
 
-    def _table(self, name: str, rows: list[dict]) -> None:
-        if rows:
-            lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-            self.writer.add_text(name, text)
+
+def as_table(rows: list[dict]) -> str:
+    """Rows of the same columns as Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def numbers_in(line: dict) -> list[tuple[str, float]]:

@@ -130,15 +130,6 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
     evaluate.evaluate(replace(command, adapters=(*some, f"dpo={moved}")))  # known by its weights
 
 
-def test_a_folder_of_before_there_were_worlds_and_examples_goes_on(command):
-    old = as_json(asdict(replace(command, world="miniwob")))
-    del old["world"], old["shots"]
-    write_settings(command.out, old)
-    evaluate.lock_folder(replace(command, world="miniwob")).close()
-    with pytest.raises(ValueError, match="world"):
-        evaluate.lock_folder(command)
-
-
 def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
     command.out.mkdir()
     holds = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "

@@ -107,14 +107,14 @@ def test_the_store_holds_the_newest_result_as_a_table_and_the_files(client, tmp_
         Tracking(tmp_path, tracking).finish()
     (run,) = runs(client)
     assert history(client, run, "success") == [(1, 0.5), (1, 0.75)]
-    table = json.loads(Path(client.download_artifacts(run.info.run_id, "results.json")).read_text())
-    assert table["columns"] == ["agent", "task", *RATES]
-    assert [row[:3] for row in table["data"]] == [
-        ["sft", "click-link", 0.75],
-        ["sft", "all tasks", 0.75],
+    table = Path(client.download_artifacts(run.info.run_id, "results.md")).read_text()
+    assert table.splitlines()[0] == f"| {' | '.join(['agent', 'task', *RATES])} |"
+    assert [line.split(" | ")[1:3] for line in table.splitlines()[2:]] == [
+        ["click-link", "0.75"],
+        ["all tasks", "0.75"],
     ]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert files == {"metrics.jsonl", "result.json", "results.json", "report.html"}
+    assert files == {"metrics.jsonl", "result.json", "results.md", "report.html"}
 
 
 def go_away(monkeypatch, client):
