@@ -116,6 +116,9 @@ def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> lis
             shots = asyncio.run(photograph_all(world, cameras, episodes))
         except EnvError as error:
             print(f"the report has no pictures: {error}")
+        else:
+            if lost := shots.count(None):
+                print(f"the report lacks the pictures of {lost} of {len(shots)} episodes")
     taken = iter(shots)
     return [
         shown_instance({name: (episode, next(taken)) for name, episode in instance.items()})
