@@ -6,11 +6,11 @@ its tokens and numbers. The same program started again finds what is done and go
 not. A stage whose note says otherwise is refused, never overwritten.
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -121,8 +121,8 @@ class Experiment:
         self.metrics: list[dict] = []
         self.greedy: dict[str, list[Episode]] = {}  # held-out episodes, by the policy's name
         self._number = 0
-        self._names: dict[str, int] = {}
-        self._taken: dict[tuple[str, str], int] = {}  # instances, by split and task
+        self._names: Counter[str] = Counter()
+        self._taken: Counter[tuple[str, str]] = Counter()  # instances, by split and task
         self._validated: dict[str, dict[str, float]] = {}  # success by task, by the policy's sha256
         self._lock = None
 
@@ -158,7 +158,7 @@ class Experiment:
         counts = count if isinstance(count, Mapping) else dict.fromkeys(self.tasks, count)
         instances = []
         for task, n in counts.items():
-            taken = self._taken.get((split, task), 0)
+            taken = self._taken[split, task]
             most = len(self.world.seeds[split]) // SEEDS
             if taken + n > most:
                 raise ValueError(
@@ -167,7 +167,7 @@ class Experiment:
                 )
             first = most * (self.seed - 1) + taken
             instances += split_instances(self.world, {task: n}, split, first)
-            self._taken[split, task] = taken + n
+            self._taken[split, task] += n
         return instances
 
     # ---- playing ----
@@ -353,9 +353,10 @@ class Experiment:
         rehearsed, rehearse: as in `learning/dpo`.
         """
         limits = {"per_task": options.pairs_per_task, "until": options.until}
-        chosen = []
-        with contextlib.suppress(NothingToLearn):
+        try:
             chosen = choose(pairs, options.pairs_per_instance, self.seed, **limits)
+        except NothingToLearn:
+            chosen = []
         instances = {pair.chosen.instance for pair in chosen}
         tasks = {task for task, _ in instances}
         told = f"{len(chosen)} pairs of {len(instances)} instances of {len(tasks)} tasks"
@@ -451,9 +452,8 @@ class Experiment:
     ) -> Policy:
         """A stage in which a learner makes an adapter of data, from the policy `start`."""
         settings = {"options": asdict(options)}
-        inputs = {
-            key: content(value) for key, value in {"data": data, "start": start, **more}.items()
-        }
+        given = {"data": data, "start": start, **more}
+        inputs = {key: content(value) for key, value in given.items()}
         adapters = {key: value.adapter for key, value in more.items() if isinstance(value, Policy)}
         first = start.adapter if start else None
 
@@ -464,7 +464,7 @@ class Experiment:
         return self._named(name, self.stage(name, settings, inputs, make))
 
     def _named(self, name: str, folder: Path) -> Policy:
-        self._names[name] = self._names.get(name, 0) + 1
+        self._names[name] += 1
         if self._names[name] > 1:
             name = f"{name}-{self._names[name]}"
         self.curves[name] = folder
@@ -527,11 +527,8 @@ class Experiment:
         write_json(note, {"version": VERSION, **key, "done": False, "seconds": 0.0})
 
     def _reused(self, path: Path, note: Path, suffix: str, key: dict) -> bool:
-        for other in sorted(self.options.reuse.rglob("*.json")):
-            if not is_note(other):
-                continue
-            found = read_json(other)
-            made = other.with_suffix(suffix)
+        for other in filter(is_note, sorted(self.options.reuse.rglob("*.json"))):
+            found, made = read_json(other), other.with_suffix(suffix)
             if found["done"] and made.exists() and all(found[name] == key[name] for name in key):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 if made.is_dir():
@@ -547,17 +544,13 @@ class Experiment:
         """SHA-256 of the base's files: weights, shape, tokenizer, chat template. It is kept beside their sizes
         and times of change, so that fifteen gigabytes are read once."""
         files = files_of(self.options.model)
-        state = as_json(
-            {"files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]}
-        )
+        state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
         kept = self.folder / "base.json"
-        if kept.is_file():
-            found = read_json(kept)
-            if found["files"] == state["files"]:
-                return found["sha256"]
-        sha256 = sha256_of([[f.name, file_sha256(f)] for f in files])
-        processes.on_rank_0(write_json, kept, {**state, "sha256": sha256})
-        return sha256
+        found = read_json(kept) if kept.is_file() else {"files": None}
+        if found["files"] != state:
+            found = {"files": state, "sha256": sha256_of([[f.name, file_sha256(f)] for f in files])}
+            processes.on_rank_0(write_json, kept, found)
+        return found["sha256"]
 
     # ---- what a reader and a tracker get ----
 

@@ -63,9 +63,11 @@ def parse_page(page: Algorithm, arguments: list[str], program: str) -> tuple:
         given = parse(kind, arguments, program, described(page))
     except ValueError as error:
         raise ValueError(f"{error}{pages_with(str(error), page)}") from None
-    values = {f.name: getattr(given, f.name) for f in fields(given)}
-    options = page.options(**{f.name: values[f.name] for f in fields(page.options)})
-    return options, ExperimentOptions(**{f.name: values[f.name] for f in fields(ExperimentOptions)})
+    return part_of(given, page.options), part_of(given, ExperimentOptions)
+
+
+def part_of(given, kind: type):
+    return kind(**{f.name: vars(given)[f.name] for f in fields(kind)})
 
 
 def combined(options: type) -> type:
@@ -144,10 +146,9 @@ def options_of(function: Callable, place: str) -> type:
 
 def learners_of(options) -> dict[str, Learner]:
     """The learners that a page's options hold, for the plan: each one's optimizer and its largest load."""
-    found = {f.name: getattr(options, f.name) for f in fields(options)}
     return {
         name: (learner.optimizer, LOADS[type(learner)])
-        for name, learner in found.items()
+        for name, learner in vars(options).items()
         if isinstance(learner, Optimizer)
     }
 

@@ -55,13 +55,11 @@ class Command(ContextOptions):
         if len({path.resolve() for path in self.data}) < len(self.data):
             raise ValueError("--data names a file twice, and what is in it would count twice")
 
-    def open_run(self, **adapters: Path | None) -> RunFolder:
-        """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or
-        something that this one reads."""
+    def open_run(self, *also: Path, **adapters: Path | None) -> RunFolder:
+        """The run's folder, which knows its inputs by content: `data`, `also` and adapters. Raises ValueError if
+        it holds another run, or something that this one reads."""
         adapters = {"adapter": self.adapter, **adapters}
-        files = [*self.data]
-        if golden := getattr(self, "golden", None):
-            files.append(golden)
+        files = [*self.data, *also]
         written = ("adapter", "pairs.jsonl", "metrics.jsonl")
         for path in filter(None, [*files, *adapters.values()]):
             if path.resolve() in [(self.out / name).resolve() for name in written]:
@@ -160,7 +158,8 @@ def run_dpo(command: DPOCommand) -> Path | dict:
         processes.refuse_torchrun("a pair is not explained")
         context = command.context()
         return explain(context, pairs, options, adapter=command.adapter, reference=reference)
-    run = command.open_run(reference=reference)
+    golden = [command.golden] if command.golden else []
+    run = command.open_run(*golden, reference=reference)
     return dpo(run, command.context(), pairs, options, start=command.adapter, reference=reference)
 
 

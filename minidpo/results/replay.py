@@ -169,13 +169,10 @@ def shown_instance(played: Mapping[str, tuple[Episode, Sequence[Shot] | None]]) 
     pictures: dict[bytes, int] = {}
     shown = {}
     for name, (episode, shots) in played.items():
-        seen = []  # the shots until a page differs
-        for turn, shot in zip(episode.turns, shots or ()):
-            if shot.text != turn.observation:
-                break
-            seen.append(shot)
-        if shots and len(seen) == len(episode.turns):
-            seen.append(shots[-1])
+        seen = list(shots or ())
+        same = [shot.text == turn.observation for shot, turn in zip(seen, episode.turns)]
+        if False in same:
+            seen = seen[: same.index(False)]  # the shots until a page differs
         numbers = [pictures.setdefault(shot.png, len(pictures)) for shot in seen]
         numbers += [None] * (len(episode.turns) + 1 - len(seen))
         turns = [

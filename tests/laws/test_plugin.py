@@ -25,7 +25,7 @@ PLUGIN = ("-p", "minidpo.laws.plugin")  # what an installed minidpo declares in 
         ("my_script:loss", "cannot import my_script: 3 "),
         ("my_losses:BETA", "my_losses.py.* BETA"),
         ("torch:add", "add is built in and does not say what it takes"),
-        ("my_losses:needs_more", "cannot be called with .* beta"),
+        ("my_losses:needs_more", "cannot be called with .*beta"),
     ],
 )
 def test_a_loss_that_cannot_be_called_is_refused_in_one_line(

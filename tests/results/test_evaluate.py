@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -21,9 +21,9 @@ from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
 from minidpo.results.evaluate import EvaluateCommand
-from minidpo.system.files import as_json, read_json, write_json
+from minidpo.system.files import read_json, write_json
 from minidpo.system.result_file import read_result
-from minidpo.system.run_folder import records, write_settings
+from minidpo.system.run_folder import records
 from minidpo.system.tensors import write_weights
 
 TOY = envs.world("toy")
