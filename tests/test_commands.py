@@ -220,6 +220,7 @@ def test_what_makes_no_sense_together_is_refused(shelf_base, made):
         (["dpo", *data, "--dpo.loss", "ppo"], "ppo"),
         (["dpo", *data, "--dpo.loss", "dmpo", "--dpo.until", "token"], "dmpo"),
         (["dpo", *data, "--dpo.gamma", "0.5"], "gamma"),
+        (["dpo", *data, "--explain", "--export"], "explain"),
         (["sft", *data, "--sft.steps", "0"], "steps"),
         (["average", "--adapters", str(made / "sft" / "adapter")], "two"),
     ]:

@@ -138,6 +138,8 @@ golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
             raise ValueError(
                 "--pairs unpaired and --dpo.loss kto judge each episode alone: give both"
             )
+        if self.export and self.explain:
+            raise ValueError("explain shows a pair and export writes them all: ask for one")
 
 
 def run_dpo(command: DPOCommand) -> Path | dict:
