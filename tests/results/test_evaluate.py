@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -21,9 +21,9 @@ from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
 from minidpo.results.evaluate import EvaluateCommand
-from minidpo.system.files import as_json, read_json, write_json
+from minidpo.system.files import read_json, write_json
 from minidpo.system.result_file import read_result
-from minidpo.system.run_folder import records, write_settings
+from minidpo.system.run_folder import records
 from minidpo.system.tensors import write_weights
 
 TOY = envs.world("toy")
@@ -128,15 +128,6 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
     assert {path: path.read_bytes() for path in command.out.iterdir()} == before
     moved = shutil.copytree(command.adapters[2].removeprefix("dpo="), command.out.parent / "moved")
     evaluate.evaluate(replace(command, adapters=(*some, f"dpo={moved}")))  # known by its weights
-
-
-def test_a_folder_of_before_there_were_worlds_and_examples_goes_on(command):
-    old = as_json(asdict(replace(command, world="miniwob")))
-    del old["world"], old["shots"]
-    write_settings(command.out, old)
-    evaluate.lock_folder(replace(command, world="miniwob")).close()
-    with pytest.raises(ValueError, match="world"):
-        evaluate.lock_folder(command)
 
 
 def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
