@@ -17,7 +17,7 @@ from minidpo.learning.training_run import (
     finish,
     finished,
     in_steps,
-    optimizers_of,
+    optimizer_of,
 )
 from minidpo.memory import lora
 from minidpo.memory.context import Context
@@ -79,7 +79,7 @@ def sft(
     train(
         run,
         policy.train(),
-        optimizers_of(options, policy),
+        optimizer_of(options, policy),
         batches=step_batches,
         score=lambda batch: batch_scores(policy, batch.trees),
         objective=sft_objective,
