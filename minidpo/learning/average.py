@@ -105,5 +105,7 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
 def cosine_of_a(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
     names = [name for name in first if "lora_A" in name]
-    flat = [torch.cat([each[name].double().flatten() for name in names]) for each in (first, second)]
+    flat = [
+        torch.cat([each[name].double().flatten() for name in names]) for each in (first, second)
+    ]
     return torch.cosine_similarity(*flat, dim=0).item()
