@@ -256,12 +256,8 @@ class ExpertPolicy:
         return decision and Reply(write(decision.thought, self.world.render(decision.action)))
 
 
-def expert_decision(
-    expert: Expert | None, seen: Observation, done: list[Action]
-) -> Decision | None:
-    """What an expert would do; None without one, or on a page that it does not know."""
-    if expert is None:
-        return None
+def expert_decision(expert: Expert, seen: Observation, done: list[Action]) -> Decision | None:
+    """What an expert would do; None on a page that it does not know."""
     try:
         return expert(seen, done)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):

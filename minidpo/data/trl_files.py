@@ -76,15 +76,15 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
                 yield name, row
 
 
-def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
-    """A field's messages. Raises ValueError that says what in it is none."""
+def _messages(
+    row: dict, field: str, name: str, prompt: tuple[Message, ...] = ()
+) -> tuple[Message, ...]:
+    """A field's messages, which go on from a prompt. Raises ValueError that says what is wrong in them."""
     value = row.get(field)
-    if isinstance(value, str):
-        raise ValueError(
-            f"{name}: {field!r} is text, and only conversations are read: [{{role, content}}]"
-        )
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{name}: {field!r} should be a list of messages, got {value!r:.40}")
+        raise ValueError(
+            f"{name}: {field!r} should be messages, [{{role, content}}], got {value!r:.40}"
+        )
     for n, message in enumerate(value):
         where = f"{name}: {field}[{n}]"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
@@ -98,17 +98,12 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
             raise ValueError(
                 f"{where}: {unread[0]!r} is not read: each message says its content, and counts alike"
             )
-    return tuple(Message(message["role"], message["content"]) for message in value)
-
-
-def _check_begins_anew(
-    said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str
-) -> None:
-    """Raise ValueError if the prompt would be read twice, and its old answers be learned."""
+    said = tuple(Message(message["role"], message["content"]) for message in value)
     if prompt and (said[: len(prompt)] == prompt or said[0] == prompt[-1]):
-        raise ValueError(
+        raise ValueError(  # it would be read twice, and its old answers be learned
             f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out"
         )
+    return said
 
 
 def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
@@ -117,29 +112,19 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
         raise ValueError(
             f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}"
         )
-    sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
-    text = row.get("prompt") or ""
+    text, prompt = row.get("prompt") or "", ()
     if not isinstance(text, str):
         prompt = _messages(row, "prompt", name)
-        for side, field in zip(sides, ("chosen", "rejected")):
-            _check_begins_anew(side, field, prompt, name)
+    sides = [_messages(row, field, name, prompt) for field in ("chosen", "rejected")]
+    if prompt:
         return prompt, *sides
     prompt = sides[0][: common(*sides)]  # what both begin with, as TRL has it
-    if not prompt:
-        raise ValueError(
-            f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, "
-            "with the prompt"
-        )
-    if text.strip() not in ("", *(message.content.strip() for message in prompt)):
-        raise ValueError(
-            f"{name}: 'prompt' is text that is none of the messages with which 'chosen' and "
-            "'rejected' begin: make it a list of messages"
-        )
     chosen, rejected = (side[len(prompt) :] for side in sides)
-    if not (chosen and rejected):
+    told = text.strip() in ("", *(message.content.strip() for message in prompt))
+    if not (prompt and told and chosen and rejected):
         raise ValueError(
-            f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the other: "
-            "leave the row out"
+            f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, with "
+            "the prompt, and then differ: make 'prompt' a list of messages, or leave the row out"
         )
     return prompt, chosen, rejected
 
@@ -176,8 +161,8 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
         if row.get("messages") is not None:
             prompt, said = (), _messages(row, "messages", name)
         elif row.get("completion") is not None:
-            prompt, said = _messages(row, "prompt", name), _messages(row, "completion", name)
-            _check_begins_anew(said, "completion", prompt, name)
+            prompt = _messages(row, "prompt", name)
+            said = _messages(row, "completion", name, prompt)
         elif row.get("chosen") is not None:
             prompt, said, _ = _preference(row, name)
             if not _solved(row, name):

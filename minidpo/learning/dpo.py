@@ -43,7 +43,6 @@ from minidpo.memory import lora
 from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import Load, dpo_load
 from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder
 
@@ -99,11 +98,10 @@ def dpo(
     )
     options = in_steps(options, len(data.pairs))
 
-    def load_of(machine: Machine) -> Load:
-        lengths = [len(dialogue.ids) for dialogue in rehearsal.dialogues]
-        return dpo_load(machine, max(data.largest_tree(machine), *lengths, 0))
+    def largest_tree(machine: Machine) -> int:
+        return max(data.largest_tree(machine), *(len(d.ids) for d in rehearsal.dialogues), 0)
 
-    policy, machine = open_learner(run, context, options, load_of, start, reference)
+    policy, machine = open_learner(run, context, options, largest_tree, start, reference)
     device = policy.head_weight.device
 
     # the reference: the policy at step 0, or another adapter, scored once

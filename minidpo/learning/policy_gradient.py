@@ -30,7 +30,6 @@ from minidpo.learning.training_run import (
 )
 from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat
-from minidpo.memory.plan import dpo_load
 from minidpo.objective.policy_gradient import (
     clipped_loss,
     entropy,
@@ -82,9 +81,7 @@ def policy_gradient(
     data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     advantage = data.by_token(advantages)
     options = in_steps(options, len(episodes))
-    policy, machine = open_learner(
-        run, context, options, lambda m: dpo_load(m, data.largest_tree(m)), start, reference
-    )
+    policy, machine = open_learner(run, context, options, data.largest_tree, start, reference)
     old, ref = logps_before(run, policy, data, episodes, machine, start, reference)
     columns = advantage, old, ref
 
@@ -132,12 +129,12 @@ def clipped_objective(
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
     if options.kl:
         losses = losses + options.kl * (ratio * kl if weigh_kl else kl)
-    too_high = (batch.advantage > 0) & (ratio > 1 + options.high)
-    too_low = (batch.advantage < 0) & (ratio < 1 - options.low)
+    clipped = (batch.advantage > 0) & (ratio > 1 + options.high)
+    clipped |= (batch.advantage < 0) & (ratio < 1 - options.low)
     numbers = {
         # the policy as it is now would have written these tokens `ratio` times as often
         "kl_to_reference": ratio * kl,
-        "clip_share": (too_high | too_low).to(kl.dtype),
+        "clip_share": clipped.to(kl.dtype),
         "entropy": entropy(logps.detach(), batch.old),
         "ratio": ratio,
     }

@@ -42,7 +42,6 @@ from minidpo.memory import lora
 from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
 from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
@@ -93,7 +92,7 @@ def ppo(
     data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     options = in_steps(options, len(episodes))
     policy, machine = open_learner(
-        run, context, options, lambda m: dpo_load(m, data.largest_tree(m), "both"), start, reference
+        run, context, options, data.largest_tree, start, reference, "both"
     )
     head = ScalarHead(policy)
     head.load(lora.located(start, (*lora.FILES, scalar_head.FILE)), "value")
@@ -182,9 +181,7 @@ def make_targets(
     turns = [torch.tensor(dialogue.written) for dialogue in data.dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
-    advantages = [
-        gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)
-    ]
+    advantages = [gae(r, value, options.gamma, options.lam) for r, value in zip(rewards, before)]
     returns = [advantage + value for advantage, value in zip(advantages, before)]
     if whiten:
         together = torch.cat(advantages)
@@ -258,9 +255,8 @@ def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees:
     """log π of each token that the agent wrote, then V before it, (2M,), in the order of `entry_logps`."""
 
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
-        return torch.stack(
-            [token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1
-        )
+        logps = token_logps(hidden, policy.head_weight, trees.targets[n])
+        return torch.stack([logps, head(hidden)], dim=1)
 
     return read_states(policy, trees, read, machine.walk_above)[trees.column].t().flatten()
 

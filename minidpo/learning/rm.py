@@ -46,7 +46,6 @@ from minidpo.memory import lora
 from minidpo.memory.context import Context
 from minidpo.memory.loading import open_chat, open_model, to_compute
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
@@ -176,9 +175,8 @@ def train_head(
 ) -> Scorer:
     """Train an adapter and a new head on examples, of which these are the instances."""
     options = in_steps(options, len(instances))
-    policy, machine = open_learner(
-        run, context, options, lambda m: dpo_load(m, learned.data.largest_tree(m), "scalar"), start
-    )
+    largest_tree = learned.data.largest_tree
+    policy, machine = open_learner(run, context, options, largest_tree, start, heads="scalar")
     model = Scorer(policy, ScalarHead(policy), machine)
     lora.switch_adapter(policy, start, run.base)
     run.begin()

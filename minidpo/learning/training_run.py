@@ -19,7 +19,7 @@ from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.context import Context
 from minidpo.memory.loading import open_to_train, to_compute
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import Load
+from minidpo.memory.plan import dpo_load
 from minidpo.model.decoder import Transformer
 from minidpo.system.run_folder import RunFolder, records
 
@@ -74,15 +74,21 @@ def open_learner(
     run: RunFolder,
     context: Context,
     options: Optimizer,
-    load_of: Callable[[Machine], Load],
+    largest_tree: Callable[[Machine], int],
     start: Path,
     reference: Path | None = None,
+    heads: str = "vocabulary",
 ) -> tuple[Transformer, Machine]:
-    """The base model, and the machine with passes that fit beside it and an adapter of the shape of `start`."""
-    machine = to_compute(context.machine, start, reference)
-    shape = lora.read_config(start)
+    """The base model, and the machine with passes that fit beside it and an adapter of the shape of `start`.
+
+    largest_tree: tokens of the largest tree of a step. heads: as in `dpo_load`.
+    """
     policy, machine, run.base = open_to_train(
-        context.model, machine, shape, options.optimizer, load_of
+        context.model,
+        to_compute(context.machine, start, reference),
+        lora.read_config(start),
+        options.optimizer,
+        lambda machine: dpo_load(machine, largest_tree(machine), heads),
     )
     return policy, machine
 
