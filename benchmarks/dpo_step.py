@@ -24,6 +24,7 @@ import json
 import math
 import os
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -86,30 +87,22 @@ def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1
 def rollouts(folder: Path, source: str, instances: int = 4) -> list[dict]:
     """All pairs of whole episodes that the shipped model played on real pages, eight an instance, in the
     tokens of the model `source`."""
-    from minidpo.config import DPO, CollectCommand
-
-    from minidpo.acting.collect import collect
+    import envs
+    from minidpo.commands.play import CollectCommand, collect
     from minidpo.data.episodes import read
-    from minidpo.data.pairs import PairRules, make_pairs
+    from minidpo.data.pairs import choose, outcome_pairs
+    from minidpo.learning.dpo import DPO
     from minidpo.learning.preferences import tokenise
     from minidpo.memory.loading import open_chat
     from minidpo.memory.machine import Machine
 
     file = folder / "rollouts.jsonl"
+    tasks = "login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2"
     machine = Machine(device="cpu")
-    collect(
-        CollectCommand(
-            tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
-            instances=instances,
-            group=8,
-            out=file,
-            machine=machine,
-        )
-    )
+    collect(CollectCommand(tasks=tasks, instances=instances, out=file, machine=machine))
     chat, limit = open_chat(source)
-    data = tokenise(
-        make_pairs(read(file), PairRules(DPO().pairs_per_instance), seed=0), chat, limit, "end"
-    )
+    chosen = choose(outcome_pairs(read(file)), DPO.pairs_per_instance, seed=0)
+    data = tokenise(chosen, chat, limit, envs.world("miniwob").system_prompt, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)
@@ -181,30 +174,10 @@ def run_side(
     *more: str,
 ) -> dict:
     out = work / "out.json"
-    subprocess.run(
-        [
-            python,
-            str(ROOT / "benchmarks" / script),
-            "--work",
-            str(work),
-            "--out",
-            str(out),
-            "--batch",
-            str(batch),
-            "--steps",
-            str(steps),
-            "--lr",
-            "1e-3",
-            "--threads",
-            str(args.threads),
-            "--device",
-            args.device,
-            "--dtype",
-            args.dtype,
-            *more,
-        ],
-        check=True,
-    )
+    options = f"--work {work} --out {out} --batch {batch} --steps {steps} --lr 1e-3"
+    where = f"--threads {args.threads} --device {args.device} --dtype {args.dtype}"
+    command = [python, str(ROOT / "benchmarks" / script), *shlex.split(f"{options} {where}"), *more]
+    subprocess.run(command, check=True)
     return json.loads(out.read_text())
 
 

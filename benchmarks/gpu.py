@@ -19,7 +19,7 @@ measured: then put these figures beside the recorded ones, not in their place.
     steps     DPO of SmolLM2-135M, Qwen2-0.5B and 1.5B, beside TRL + PEFT: the same base, adapter and batches
     sampling  SmolLM2-135M, beside transformers' `generate`
     processor the tests of sampling on this machine's processor, which may be another than at home
-    circle    `train.py loop --config configs/demo.toml`, if a Chromium is here
+    circle    `train.py ef-dpo --config configs/demo.toml`, if a Chromium is here
 
 On an H100 tests, scores, kernels and sampling took 62, 16, 10 and 125 s, seven and steps over 155 and 126.
 Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
@@ -38,7 +38,7 @@ import time
 from pathlib import Path
 
 from parts import Figures, peer_versions, run_parts
-from records import RESULTS
+from records import RESULTS, run_ours
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -58,7 +58,7 @@ from minidpo.model.chat import Dialogue  # noqa: E402
 from minidpo.system.tensors import to_device  # noqa: E402
 
 # the files of these tests, because others import packages that such a machine may lack
-GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")
+GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py")
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (
@@ -82,28 +82,15 @@ def processor(args: argparse.Namespace) -> Figures:
 
 def run_tests(args: argparse.Namespace, name: str, *which: str) -> Figures:
     log = args.work / f"{name}.log"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--show-capture=no",
-        "--durations=8",
-        *which,
-    ]
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", "--durations=8"]
+    command = [sys.executable, *options, *which]
     done = subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     log.write_text(done.stdout)
     print(done.stdout[-6000:])
-    found = dict(
-        (word, int(n))
-        for n, word in re.findall(
-            r"(\d+) (passed|failed|skipped|error)", done.stdout.splitlines()[-1]
-        )
-    )
+    counts = re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout.splitlines()[-1])
+    found = {word: int(n) for n, word in counts}
     if done.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {done.returncode}: see {log}")
     yield {
@@ -159,7 +146,7 @@ def scores(args: argparse.Namespace) -> Figures:
 def seconds_of(call, args: argparse.Namespace, times: int = 20) -> float:
     """The median of so many calls, after three."""
     took = []
-    for n in range(3 + times):
+    for _ in range(3 + times):
         began = time.perf_counter()
         call()
         if args.device == "cuda":
@@ -303,20 +290,8 @@ def circle(args: argparse.Namespace) -> Figures:
         raise RuntimeError("not at tiny size: `make demo-nano` is the small circle")
     find_chromium()  # raises where none is
     out, began = args.work / "circle", time.perf_counter()
-    subprocess.run(
-        [
-            sys.executable,
-            "train.py",
-            "loop",
-            "--config",
-            "configs/demo.toml",
-            "--machine.device",
-            args.device,
-            "--out",
-            str(out),
-        ],
-        cwd=ROOT,
-        check=True,
+    run_ours(
+        f"train.py ef-dpo --config configs/demo.toml --machine.device {args.device} --out {out}"
     )
     yield {"circle_s": time.perf_counter() - began}
 

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from sides import dpo_options, forget_peak, held_mib, hold_to, peak_mib
@@ -47,10 +48,8 @@ def train_timed(
 ) -> dict:
     """Train as `train.py` does, on `batches(numbers)` of n examples, in their order. Returns seconds and loss
     of each step."""
-    from minidpo.config import Optimizer
-
     from minidpo.data.batch import batch_scores
-    from minidpo.learning.trainer import StepSettings, train
+    from minidpo.learning.trainer import Optimizer, StepSettings, train
     from minidpo.system.run_folder import RunFolder, records
 
     ticks = []
@@ -73,19 +72,20 @@ def train_timed(
         batches=step_batches,
         score=lambda batch: batch_scores(model, batch.trees),
         objective=objective,
-        settings=StepSettings(Optimizer(args.steps, warmup=0, save_every=args.steps), 0, "minidpo"),
+        settings=StepSettings(
+            Optimizer(steps=args.steps, warmup=0, save_every=args.steps), 0, "minidpo"
+        ),
     )
     return {
-        "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
+        "step_s": [end - start for start, end in pairwise(ticks)],
         "losses": [record["loss"] for record in records(run.folder)],
     }
 
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo.config import DPO
-
-    from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
+    from minidpo.learning.dpo import DPO, pair_loss_of
+    from minidpo.learning.preferences import pair_batches, pair_loss, score_all
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit
     from minidpo.memory.machine import Machine

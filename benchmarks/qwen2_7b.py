@@ -16,6 +16,7 @@ benchmarks/results/qwen2_7b.json (qwen2_7b-cuda.json on a GPU).
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -104,41 +105,18 @@ def on_cpu(folder: Path, work: Path) -> dict[str, float]:
             f"{name}_held_gib": seen["held_gib"],
         }
         print(f"{name}: {seen['seconds']:.1f} s, peak {peak:.2f} GiB", flush=True)
-    machine = [
-        "--model",
-        str(folder),
-        "--machine.device",
-        "cpu",
-        "--machine.dtype",
-        "bfloat16",
-        "--machine.quantize",
-        "nf4",
-        "--machine.cache",
-        str(cache),
-        "--machine.recompute",
-        "--machine.memory-gib",
-        "8",
-        "--machine.micro-tokens",
-        "256",
-        "--machine.tree-tokens",
-        "256",
-    ]
-    adapter = ["--adapter", str(work / "sft" / "adapter")]
-    for stage, data, more in (("sft", "demos.jsonl", []), ("dpo", "rollouts.jsonl", adapter)):
-        out, more = work / stage, ["--data", str(work / data), *more]
-        options = [
-            f"--{stage}.steps",
-            "1",
-            f"--{stage}.batch",
-            "1",
-            f"--{stage}.warmup",
-            "0",
-            f"--{stage}.optimizer",
-            "adamw8bit",
-            "--out",
-            str(out),
-        ]
-        command = [sys.executable, "train.py", stage, *machine, *more, *options]
+    machine = (
+        f"--model {folder} --machine.device cpu --machine.dtype bfloat16 --machine.quantize nf4 "
+        f"--machine.cache {cache} --machine.recompute --machine.memory-gib 8 "
+        "--machine.micro-tokens 256 --machine.tree-tokens 256"
+    )
+    adapter = f"--adapter {work / 'sft' / 'adapter'}"
+    for stage, data, more in (("sft", "demos.jsonl", ""), ("dpo", "rollouts.jsonl", adapter)):
+        out = work / stage
+        options = {"steps": 1, "batch": 1, "warmup": 0, "optimizer": "adamw8bit"}
+        words = " ".join(f"--{stage}.{name} {value}" for name, value in options.items())
+        words = f"train.py {stage} {machine} --data {work / data} {more} {words} --out {out}"
+        command = [sys.executable, *shlex.split(words)]
         peak, seconds, _ = child(command, work / f"{stage}.log")
         step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
         figures |= {

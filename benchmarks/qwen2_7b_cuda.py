@@ -32,12 +32,13 @@ from pathlib import Path
 
 import torch  # dpo_step has put this project on the path
 from dpo_step import make_adapter, run_side, step_s, synthetic
-from minidpo.config import Sampling
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
 
+from envs import world
 from envs.protocol import Observation
-from minidpo.acting.policies import Job, ModelPolicy
+from minidpo.acting.jobs import Job
+from minidpo.acting.policies import ModelPolicy, Sampling
 from minidpo.acting.rollout import play
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
@@ -181,14 +182,19 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
         device=device, dtype="bfloat16", quantize="nf4", cache=cache, memory_gib=CAP_GIB
     )
     model, chat, _ = open_policy(str(base), adapter, machine)
-    policy = ModelPolicy(model, chat, "random", Sampling(max_new_tokens=WRITTEN), pages=PAGES)
-    envs, episodes = [Recorded() for _ in range(PAGES)], []
+    miniwob, sampling = world("miniwob"), Sampling(max_new_tokens=WRITTEN)
+    policy = ModelPolicy(model, chat, "random", miniwob.system_prompt, sampling, pages=PAGES)
+    places, episodes = [Recorded() for _ in range(PAGES)], []
 
-    await play(envs, [Job("recorded", 0, n, 1) for n in range(PAGES)], policy, lambda _: None)
+    async def group(seed: int, turns: int, keep) -> None:
+        jobs = [Job("recorded", seed, n, turns) for n in range(PAGES)]
+        await play(places, jobs, policy, keep, miniwob)
+
+    await group(0, 1, lambda _: None)
     earlier_peak = peak_mib(device)
     forget_peak(device)
     began = time.perf_counter()
-    await play(envs, [Job("recorded", 1, n, TURNS) for n in range(PAGES)], policy, episodes.append)
+    await group(1, TURNS, episodes.append)
     seconds = time.perf_counter() - began
     written = sum(episode.cost.tokens_written for episode in episodes)
     assert [len(episode.turns) for episode in episodes] == [TURNS] * PAGES, (

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from parts import Figures, peer_versions, run_parts
-from records import RESULTS
+from records import RESULTS, run_ours
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -36,12 +36,12 @@ import generate  # noqa: E402
 import qwen2_7b_cuda  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from minidpo.config import CollectCommand  # noqa: E402
 
+from envs import world  # noqa: E402
 from minidpo.data.episodes import read  # noqa: E402
 from minidpo.data.prompt import dialogues_of  # noqa: E402
 from minidpo.memory.loading import open_chat  # noqa: E402
-from minidpo.memory.machine import MICRO_TOKENS, Machine  # noqa: E402
+from minidpo.memory.machine import MICRO_TOKENS  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import Transformer  # noqa: E402
 
@@ -108,23 +108,11 @@ def training_floor(args: argparse.Namespace, dtype: str) -> float:
 
 def sft(args: argparse.Namespace) -> Figures:
     """Tokens a second of both sides, and the memory of training."""
-    from minidpo.acting.collect import collect
-
     folder, file = work_folder(args, "sft"), args.work / "demos.jsonl"
     if not (folder / "sft.json").is_file():
-        collect(
-            CollectCommand(
-                policy="expert",
-                split="demos",
-                tasks="demo",
-                instances=5,
-                group=1,
-                out=file,
-                machine=Machine(device="cpu"),
-            )
-        )
+        run_ours(f"collect.py --policy expert --split demos --instances 5 --out {file}")
         chat, limit = open_chat(tokens_of(args))
-        dialogues, _ = dialogues_of(read(file), chat, limit)
+        dialogues, _ = dialogues_of(read(file), chat, limit, world("miniwob").system_prompt)
         one_of_each_task = dialogues[::5]
         rows = [{"ids": dialogue.ids, "turns": dialogue.turns} for dialogue in one_of_each_task]
         (folder / "sft.json").write_text(json.dumps(rows))
@@ -247,39 +235,27 @@ def sampling(args: argparse.Namespace) -> Figures:
                 )
                 yield {f"generate_{name}_{side}_{dtype}_tokens_per_s": rates[name, side, dtype]}
 
-        def best(side: str) -> float:
-            return max(rates[name, side, dtype] for dtype in DTYPES)
-
-        fastest = max(DTYPES, key=lambda dtype: rates[name, "minidpo", dtype])
+        best = {side: max(rates[name, side, dtype] for dtype in DTYPES) for side in sides}
+        fastest = "float32"
+        if rates[name, "minidpo", "bfloat16"] > rates[name, "minidpo", "float32"]:
+            fastest = "bfloat16"
         if "transformers" in sides:
-            yield {f"generate_{name}_ratio": best("minidpo") / best("transformers")}
+            yield {f"generate_{name}_ratio": best["minidpo"] / best["transformers"]}
         yield {
-            f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
-            f"{name}_vs_fp32_ratio": best("minidpo") / rates[name, "minidpo", "float32"],
+            f"generate_{name}_of_floor": best["minidpo"] / rates[name, "floor", fastest],
+            f"{name}_vs_fp32_ratio": best["minidpo"] / rates[name, "minidpo", "float32"],
         }
         if name == "16" and "xllamacpp" not in args.missing and args.model != "random":
-            yield from llamacpp(args, work, best("minidpo"))
+            yield from llamacpp(args, work, best["minidpo"])
 
 
 def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
     """Tokens a second of llama.cpp with the model in F16, and with its own file where that is a GGUF."""
     f16, own = args.work / "f16", checkpoint.locate(args.model)
     if not f16.is_dir():
-        subprocess.run(
-            [
-                sys.executable,
-                "evaluate.py",
-                "--model",
-                args.model,
-                "--export",
-                "gguf",
-                "--adapters",
-                f"a={args.work / 'adapter'}",
-                "--out",
-                str(f16),
-            ],
-            cwd=ROOT,
-            check=True,
+        adapter = args.work / "adapter"
+        run_ours(
+            f"evaluate.py --model {args.model} --export gguf --adapters a={adapter} --out {f16}"
         )
     files = {"f16": f16 / "a-merged.gguf", **({"own": own} if own.is_file() else {})}
     for name, file in files.items():
@@ -302,69 +278,19 @@ def rollouts(args: argparse.Namespace) -> Figures:
     adapter, demos = args.work / "adapter-60", args.work / "demos.jsonl"
     if args.model == "random":
         raise RuntimeError("random weights solve nothing: give --model")
-    machine = ["--model", args.model, "--machine.dtype", "bfloat16", "--machine.pages", "32"]
+    model = f"--model {args.model} --machine.dtype bfloat16 --machine.pages 32"
     if not demos.is_file():
-        subprocess.run(
-            [
-                sys.executable,
-                "collect.py",
-                "--policy",
-                "expert",
-                "--split",
-                "demos",
-                "--instances",
-                "5",
-                "--group",
-                "1",
-                "--out",
-                str(demos),
-            ],
-            cwd=ROOT,
-            check=True,
-        )
+        run_ours(f"collect.py --policy expert --split demos --instances 5 --out {demos}")
     if not (adapter / "done").is_file():
-        subprocess.run(
-            [
-                sys.executable,
-                "train.py",
-                "sft",
-                *machine,
-                "--data",
-                str(demos),
-                "--out",
-                str(adapter),
-                "--sft.steps",
-                "60",
-                "--sft.lr",
-                "5e-4",
-                "--sft.warmup",
-                "3",
-            ],
-            cwd=ROOT,
-            check=True,
-        )
+        options = "--sft.steps 60 --sft.lr 5e-4 --sft.warmup 3"
+        run_ours(f"train.py sft {model} --data {demos} --out {adapter} {options}")
     rates = {}
     for dtype in DTYPES:
         out = args.work / f"rollouts-{dtype}.jsonl"
         for old in (out, out.with_suffix(".metrics.jsonl")):
             old.unlink(missing_ok=True)
-        subprocess.run(
-            [
-                sys.executable,
-                "collect.py",
-                *machine,
-                "--machine.act-dtype",
-                dtype,
-                "--adapter",
-                str(adapter / "adapter"),
-                "--instances",
-                "2",
-                "--out",
-                str(out),
-            ],
-            cwd=ROOT,
-            check=True,
-        )
+        act = f"--machine.act-dtype {dtype} --adapter {adapter / 'adapter'}"
+        run_ours(f"collect.py {model} {act} --instances 2 --out {out}")
         last = json.loads(out.with_suffix(".metrics.jsonl").read_text().splitlines()[-1])
         rates[dtype] = last["step"] / last["seconds"]
         yield {

@@ -1,5 +1,7 @@
 """How a benchmark's result is written: flat figures, and what they were measured with; verdicts by task."""
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -8,10 +10,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from minidpo.data.episodes import Episode
-from minidpo.results.success import machine_name
+from minidpo.results.circumstances import machine_name
 from minidpo.system.files import write_json
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def run_ours(words: str) -> None:
+    """Run a script of this project, as it is typed at its root."""
+    subprocess.run([sys.executable, *shlex.split(words)], cwd=ROOT, check=True)
 
 
 def command() -> str:

@@ -26,16 +26,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from minidpo.config import Sampling  # noqa: E402
 
-from envs.miniwob.browser.remote import RemoteBrowser  # noqa: E402
-from envs.miniwob.tasks import SUITES  # noqa: E402
-from minidpo.acting.collect import make_jobs  # noqa: E402
-from minidpo.acting.policies import ModelPolicy  # noqa: E402
+import envs  # noqa: E402
+from minidpo.acting.jobs import make_jobs, split_instances  # noqa: E402
+from minidpo.acting.policies import ModelPolicy, Sampling  # noqa: E402
 from minidpo.acting.rollout import play  # noqa: E402
 from minidpo.memory.loading import open_policy  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import NANO  # noqa: E402
+
+WORLD = envs.world("miniwob")
 
 
 def below(parent: int) -> float:
@@ -57,7 +57,7 @@ async def measure(
     pages: int, instances: int, tasks: tuple[str, ...], device: str
 ) -> dict[str, float]:
     model, chat, _ = open_policy(NANO, None, Machine(device=device))
-    policy = ModelPolicy(model, chat, "shipped", Sampling(), pages=pages)
+    policy = ModelPolicy(model, chat, "shipped", WORLD.system_prompt, Sampling(), pages=pages)
     episodes, busy_s = [], 0.0
 
     def timed(call):
@@ -72,13 +72,17 @@ async def measure(
         return run
 
     policy.sampler.ask, policy.sampler.step = timed(policy.sampler.ask), timed(policy.sampler.step)
-    async with RemoteBrowser(pages) as browser:
-        warm_up = make_jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[: 8 * pages]
-        errors = await play(browser.envs, warm_up, policy, episodes.append)
+
+    def jobs_of(split: str, count: int) -> list:
+        return make_jobs(WORLD, split_instances(WORLD, dict.fromkeys(tasks, count), split), 8)
+
+    async with WORLD.open(pages) as places:
+        warm_up = jobs_of("validation", 1)[: 8 * pages]
+        errors = await play(places, warm_up, policy, episodes.append, WORLD)
         episodes.clear()
         busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
-        wanted = make_jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8)
-        errors += await play(browser.envs, wanted, policy, episodes.append)
+        wanted = jobs_of("rollouts", instances)
+        errors += await play(places, wanted, policy, episodes.append, WORLD)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors
     in_model, in_browser = (
@@ -103,7 +107,7 @@ def main() -> None:
     parser.add_argument(
         "--instances", type=int, default=8, help="of each task, eight episodes each"
     )
-    parser.add_argument("--tasks", default=",".join(SUITES["demo"]), help="tasks")
+    parser.add_argument("--tasks", default=",".join(WORLD.suites["demo"]), help="tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "rollout.json")
     args = parser.parse_args()

@@ -53,8 +53,8 @@ def hold_to(gib: float) -> None:
 
 def memory_mib(field: str) -> float:
     """`VmRSS` or `VmHWM` (its peak) in MiB; not ru_maxrss, which a child inherits from a large parent."""
-    line = next(line for line in open("/proc/self/status") if line.startswith(field))
-    return int(line.split()[1]) / 1024
+    _, _, rest = Path("/proc/self/status").read_text().partition(field)
+    return int(rest.split()[1]) / 1024
 
 
 def held_mib(device: str) -> float:

@@ -16,6 +16,7 @@ import importlib.metadata
 import os
 import random
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.records import RESULTS, record  # noqa: E402
-from envs.miniwob.tasks import resolve  # noqa: E402
+from envs import resolve, world  # noqa: E402
 from minidpo.data.episodes import read  # noqa: E402
 
 VICTIMS = {
@@ -96,27 +97,13 @@ def disturb(collector: int, rng: random.Random) -> str | None:
 
 def collect(out: Path, args: argparse.Namespace, kills: int) -> dict:
     """Collect to `out`, with so many accidents, until the file is whole."""
-    tasks = resolve(args.tasks)
-    command = [
-        sys.executable,
-        "collect.py",
-        "--policy",
-        "expert",
-        "--split",
-        "rollouts",
-        "--group",
-        "1",
-        "--instances",
-        str(-(-args.episodes // len(tasks))),
-        "--tasks",
-        ",".join(tasks),
-        "--machine.pages",
-        str(args.pages),
-        "--out",
-        str(out),
-    ]
+    tasks = resolve(world("miniwob"), args.tasks)
+    instances = -(-args.episodes // len(tasks))
+    words = f"collect.py --policy expert --instances {instances} --tasks {','.join(tasks)}"
+    words = f"{words} --machine.pages {args.pages} --out {out}"
+    command = [sys.executable, *shlex.split(words)]
     rng, began, memory, left, done = random.Random(args.seed), time.monotonic(), [], [], []
-    wanted = -(-args.episodes // len(tasks)) * len(tasks)
+    wanted = instances * len(tasks)
     accidents = sorted(rng.sample(range(wanted // 50, wanted), kills))  # after so many episodes
     starts = 0
     while count(out) < wanted:

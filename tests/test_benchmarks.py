@@ -1,9 +1,11 @@
 """The scripts under benchmarks/ run: on little work, so that they still do when somebody wants to measure."""
 
 import asyncio
+import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,20 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
-def run(script, *arguments):
+PEERS = ("hf_generate", "llamacpp_generate", "trl_dpo", "trl_sft", "env_peers")  # in other Pythons
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_every_script_can_be_imported(name):
+    if name not in PEERS:
+        importlib.import_module(f"benchmarks.{name}")
+
+
+def run(words):
+    """A script of benchmarks/ as it is typed, on one thread; its output."""
+    script, *arguments = shlex.split(words)
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)],
+        [sys.executable, ROOT / "benchmarks" / script, *arguments],
         text=True,
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -30,19 +43,7 @@ def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     """Two of its parts, without the peers, which this Python need not have."""
     out = tmp_path / "out.json"
     run(
-        "real_model.py",
-        "--model",
-        "minidpo/nano",
-        "--parts",
-        "sft,sampling",
-        "--steps",
-        2,
-        "--threads",
-        1,
-        "--work",
-        tmp_path / "work",
-        "--out",
-        out,
+        f"real_model.py --model minidpo/nano --parts sft,sampling --steps 2 --threads 1 --work {tmp_path / 'work'} --out {out}"
     )
     result = json.loads(out.read_text())
     assert {part["state"] for part in result["parts"].values()} == {"done"}
@@ -60,37 +61,10 @@ def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
-    run("deep_trees.py", "--shape", "tiny", "--repeats", 1, "--out", tmp_path / "out.json")
+    run(f"deep_trees.py --shape tiny --repeats 1 --out {tmp_path / 'out.json'}")
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert figures["whole_tokens"] == figures["depth_first_tokens"] < figures["split_tokens"]
     assert figures["depth_first_peak_mib"] < figures["whole_peak_mib"] / 2
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_shared_cores_times_both_ways_of_waiting(tmp_path):
-    run(
-        "shared_cores.py",
-        "--shape",
-        "tiny",
-        "--tokens",
-        64,
-        "--seconds",
-        0.1,
-        "--turns",
-        1,
-        "--out",
-        tmp_path / "out.json",
-    )
-    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert figures.pop("threads") == 1 and len(figures) == 12 and min(figures.values()) > 0
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_the_allocator_measures_each_way(tmp_path):
-    run("allocator.py", "--shape", "tiny", "--passes", 1, "--out", tmp_path / "out.json")
-    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert (figures.pop("passes"), figures.pop("threads")) == (1, 1)
-    assert len(figures) == 12 and min(figures.values()) > 0
 
 
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
@@ -100,17 +74,7 @@ def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_pat
     pairs, batch = tmp_path / "a" / "pairs.json", 2  # four of its 64 pairs, two a step
     pairs.write_text(json.dumps(json.loads(pairs.read_text())[:4]))
     run(
-        "minidpo_dpo.py",
-        "--work",
-        tmp_path / "a",
-        "--out",
-        tmp_path / "out.json",
-        "--batch",
-        batch,
-        "--steps",
-        2,
-        "--threads",
-        1,
+        f"minidpo_dpo.py --work {tmp_path / 'a'} --out {tmp_path / 'out.json'} --batch {batch} --steps 2 --threads 1"
     )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5) and len(result["step_s"]) == 2
@@ -156,22 +120,7 @@ def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_
 
     gpu.make_work(base, tmp_path / "w", 20, 12)
     run(
-        "minidpo_dpo.py",
-        "--work",
-        tmp_path / "w",
-        "--out",
-        tmp_path / "out.json",
-        "--batch",
-        1,
-        "--steps",
-        2,
-        "--threads",
-        1,
-        "--dtype",
-        "bfloat16",
-        "--four-bit",
-        "--cache",
-        tmp_path / "nf4",
+        f"minidpo_dpo.py --work {tmp_path / 'w'} --out {tmp_path / 'out.json'} --batch 1 --steps 2 --threads 1 --dtype bfloat16 --four-bit --cache {tmp_path / 'nf4'}"
     )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5)
@@ -318,7 +267,7 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
         "threads": 1,
     }
     sides = {
-        side: json.loads(run("generate.py", "--side", side, json.dumps(work)))
+        side: json.loads(run(f"generate.py --side {side} {shlex.quote(json.dumps(work))}"))
         for side in ("minidpo", "floor")
     }
     for ids, answer in zip(prompts, sides["minidpo"]["answers"], strict=True):
@@ -331,17 +280,7 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
 @pytest.mark.slow
 def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
     run(
-        "rollout.py",
-        "--pages",
-        "2",
-        "--instances",
-        "1",
-        "--tasks",
-        "click-button",
-        "--device",
-        "cpu",
-        "--out",
-        tmp_path / "out.json",
+        f"rollout.py --pages 2 --instances 1 --tasks click-button --device cpu --out {tmp_path / 'out.json'}"
     )
     result = json.loads((tmp_path / "out.json").read_text())
     figures = result["figures"]
@@ -356,7 +295,7 @@ def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
 
 
 def test_the_head_adds_less_memory_than_the_logits_would():
-    ours, full = (float(run("head_memory.py", "--case", way, 256)) for way in ("ours", "full"))
+    ours, full = (float(run(f"head_memory.py --case {way} 256")) for way in ("ours", "full"))
     assert 0 < ours < full / 2
 
 
@@ -403,12 +342,3 @@ def test_a_missing_peer_says_how_it_is_made(missing, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         env_speed.main()
     assert f"/tmp/{missing}-venv/bin/pip install" in capsys.readouterr().err
-
-
-def test_the_memory_of_the_browser_is_that_of_all_its_processes():
-    import env_memory
-
-    assert env_memory.browser_processes() == []
-    ((found, seconds),) = asyncio.run(env_memory.measure(pages=2, after=[4]))
-    assert seconds > 0
-    assert 100 < found < 1000 and env_memory.browser_processes() == []

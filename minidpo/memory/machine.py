@@ -210,7 +210,7 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
-        # default glibc raises this up to 32 MiB, and keeps a heap with holes (benchmarks/allocator.py).
+        # default glibc raises this up to 32 MiB, and keeps a heap with holes (docs/measured.md).
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
 
 

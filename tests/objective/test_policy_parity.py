@@ -1,6 +1,6 @@
 """Advantages, policy-gradient losses and the reward model's, against TRL's trainers.
 
-oracles/policy_gradient.json holds their answers and versions; `benchmarks/trl_policy.py` made it.
+oracles/policy_gradient.json holds their answers and versions; `benchmarks/trl_policy.py` of v1 (commit cf007b6) made it.
 """
 
 import json
