@@ -169,10 +169,13 @@ _HOLDS: dict[object, tuple[str, Callable[[object], bool]]] = {
     float: ("a number", _is_number),
     dict: ("an object", lambda value: type(value) is dict),
     Cost: ("an object", lambda value: type(value) is dict),
-    tuple[Turn, ...]: ("objects", lambda value: type(value) is dict),
-    tuple[str, ...]: ("texts", is_text),
-    tuple[int, ...]: ("token ids", lambda value: type(value) is int and 0 <= value < 2**31),
-    tuple[float, ...]: ("numbers", _is_number),
+    tuple[Turn, ...]: ("a list of objects", lambda value: type(value) is dict),
+    tuple[str, ...]: ("a list of texts", is_text),
+    tuple[int, ...]: (
+        "a list of token ids",
+        lambda value: type(value) is int and 0 <= value < 2**31,
+    ),
+    tuple[float, ...]: ("a list of numbers", _is_number),
 }
 
 
