@@ -204,7 +204,7 @@ class Experiment:
             )
         jobs = make_jobs(self.world, instances, group, index)
         if golden:
-            jobs = with_golden_steps(jobs, golden, self.seed, "every")
+            jobs = with_golden_steps(jobs, golden)
         episodes = self._play("play", jobs, policy, sampling)
         self._learned_from(episodes)
         free = [e for e in episodes if not e.forced] or episodes

@@ -34,7 +34,7 @@ def toy(
     fail=None,
     clip=0.5,
 ):
-    """A small fit with dropout by SGD and AdamW: the run and the net. `fail(step)` is asked before a step,
+    """A small fit with dropout by AdamW at two rates: the run and the net. `fail(step)` is asked before a step,
     `after(step)` behind its log."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
     with torch.no_grad():
@@ -55,10 +55,12 @@ def toy(
         loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
-    optimizers = [
-        torch.optim.SGD([net[0].weight, net[2].weight], lr=lr, momentum=0.9),
-        torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr),
-    ]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [net[0].weight, net[2].weight], "lr": lr},
+            {"params": [net[0].bias, net[2].bias], "lr": 2 * lr},
+        ]
+    )
 
     class Watched(RunFolder):
         def log(self, record):
@@ -69,7 +71,7 @@ def toy(
     train(
         run,
         net.train(),
-        optimizers,
+        optimizer,
         batches=batches,
         score=score,
         objective=objective,
@@ -148,7 +150,7 @@ def test_it_ends_when_the_loss_was_below_a_thousandth_for_a_whole_pass(tmp_path,
         train(
             folder := RunFolder(tmp_path, {}),
             net,
-            [torch.optim.SGD(net.parameters(), lr=1.0)],
+            torch.optim.SGD(net.parameters(), lr=1.0),
             batches=lambda step: [Rows([1], losses[step], 1) for _ in batches(step)],
             score=lambda rows: net.weight[0],
             objective=lambda rows, scores: (0 * scores.sum() + rows.y, {}),
@@ -171,7 +173,7 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     train(
         RunFolder(tmp_path, {}),
         net,
-        [torch.optim.SGD(net.parameters(), lr=1.0)],
+        torch.optim.SGD(net.parameters(), lr=1.0),
         batches=lambda step: [Rows([1], None, 1)],
         score=lambda rows: net.weight.sum()[None],
         objective=lambda rows, scores: (100 * scores.sum(), {}),
@@ -180,11 +182,11 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
-def one_step(folder, *optimizers, net):
+def one_step(folder, optimizer, net):
     train(
         RunFolder(folder, {}),
         net,
-        optimizers,
+        optimizer,
         batches=lambda step: [Rows([1], None, 1)],
         score=lambda rows: sum(p.sum() for p in net.parameters())[None],
         objective=lambda rows, scores: (scores.sum(), {}),
@@ -210,7 +212,7 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
         train(
             RunFolder(tmp_path / str(seed), {}),
             net,
-            [torch.optim.SGD(net.parameters(), lr=0.1)],
+            torch.optim.SGD(net.parameters(), lr=0.1),
             batches=lambda step: [Rows([1], None, 1)],
             score=score,
             objective=lambda rows, scores: (scores.sum(), {}),
@@ -261,7 +263,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(
         train(
             run,
             net,
-            [torch.optim.AdamW(net.parameters())],
+            torch.optim.AdamW(net.parameters()),
             batches=lambda step: [Rows([1], None, 1)],
             score=lambda rows: net.weight[0],
             objective=lambda rows, scores: (scores.sqrt().sum(), {}),
@@ -282,7 +284,7 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
         train(
             run,
             net,
-            [torch.optim.AdamW(net.parameters())],
+            torch.optim.AdamW(net.parameters()),
             batches=lambda step: [Rows([1, 2], None, 1)],
             score=lambda rows: net.weight[0] + wrong,
             objective=lambda rows, scores: (scores[0], {}),
