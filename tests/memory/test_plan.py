@@ -21,7 +21,6 @@ from minidpo.memory.machine import (
     GIB,
     MIB,
     Machine,
-    memory_now,
 )
 from minidpo.memory.plan import (
     PUBLISHED,
@@ -289,12 +288,6 @@ def test_a_7b_in_nf4_is_counted_term_by_term():
     assert plan.held["optimizer"] == pytest.approx(trained * (2 + 8 / 256), rel=1e-4)
     assert plan.held["block inputs"] == 28 * 2048 * 3584 * 2
     assert plan.peak < 6.5 * GIB
-
-
-def test_a_plan_costs_no_memory():
-    before = memory_now()
-    step_plan(seven(), Load(1, 2048, 2048))
-    assert memory_now() - before < 200 * MIB
 
 
 # shapes

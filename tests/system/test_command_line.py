@@ -98,18 +98,13 @@ def test_a_file_is_named_in_the_error(toml, text):
 @pytest.mark.parametrize(
     "flags, named",
     [
-        (["--sft.hydra", "1"], "--sft.hydra"),
         (["--sft.steps", "abc"], "--sft.steps"),
         (["--machine.dtype", "fp8"], "'fp8'"),
         (["--sft.stepss", "3"], "is it --sft.steps?"),
-        (["--stepps", "3"], "is it --sft.steps?"),
         (["--max-steps", "3"], "is it --sft.steps?"),
         (["--seed", "-1"], "seed"),
-        (["--seed", "4294967296"], "seed"),
-        (["--sft.lr", "nan"], "lr"),
         (["--data", "a", "--data=b"], "--data is given twice"),
         (["--machine.recompute", "--machine.no-recompute"], "given twice"),
-        (["--out"], "--out"),
         (["--config"], "TOML"),
         (["--data", f"/home{'/a-folder' * 20}/x", f"/home{'/a-folder' * 20}/x"], "/a-folder" * 20),
     ],
@@ -121,13 +116,10 @@ def test_a_wrong_flag_is_told_in_one_line(flags, named, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("content", [b"seed = ", "model = 'café'".encode("latin-1"), None])
+@pytest.mark.parametrize("content", [b"seed = ", "model = 'café'".encode("latin-1")])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
     path = tmp_path / "settings.toml"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=str(path)):
         toml_flags(path)
 

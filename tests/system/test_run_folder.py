@@ -77,26 +77,6 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     assert records(run.folder) == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
 
 
-def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
-    run = RunFolder(tmp_path, CONFIG)
-    run.begin()
-    run.save_state(3, STATE)
-
-    def killed(path, _):
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("minidpo.system.tensors.open", killed, raising=False)
-    with pytest.raises(KeyboardInterrupt):
-        run.save_state(4, STATE)
-    assert run.load_state()[0] == 3
-    assert {path.name for path in tmp_path.iterdir()} == {
-        ".lock",
-        "config.json",
-        "state.safetensors",
-    }
-
-
 def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.log({"step": 1})

@@ -1,6 +1,5 @@
 """A real MLflow store and real event files have every step of metrics.jsonl once."""
 
-import importlib
 import json
 import os
 import sys
@@ -142,21 +141,6 @@ def test_a_server_that_goes_away_is_told_once_and_gets_at_the_end_what_it_missed
     assert capsys.readouterr().err == ""
 
 
-def test_a_server_that_stays_away_gets_at_the_next_start_what_it_missed(
-    client, tmp_path, monkeypatch, capsys
-):
-    run = begun(tmp_path / "run", steps=1)
-    with monkeypatch.context() as patch:
-        go_away(patch, client)
-        for step, loss in LOSSES[1:]:
-            run.log({"step": step, "loss": loss})
-        run.finish()
-    assert run.finished and capsys.readouterr().err.count("no route to host") == 1
-    RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
-    (kept,) = runs(client)
-    assert history(client, kept) == LOSSES and kept.info.status == "FINISHED"
-
-
 def test_a_server_that_is_not_there_at_the_start_is_an_error(client, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"--track mlflow: .*127.0.0.1:1"):
@@ -171,22 +155,6 @@ def test_a_tracker_that_is_not_installed_is_said_before_any_work(name, tmp_path,
     with pytest.raises(ValueError, match=f"pip install {name}"):
         RunFolder(tmp_path / "run", {**CONFIG, "track": name})
     assert not (tmp_path / "run").exists()
-
-
-def test_neither_library_is_imported_unless_it_is_asked_for(tmp_path, monkeypatch):
-    for name in ("mlflow", "tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
-    importlib.reload(importlib.import_module("minidpo.system.tracking"))
-    half_and_rest(tmp_path / "run", None).finish()
-    files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {".lock", "config.json", "metrics.jsonl", "done"}
-
-
-def test_a_note_of_another_version_is_refused_with_the_way_out(tmp_path):
-    write_json(tmp_path / "tracking-tensorboard.json", {"version": 2})
-    pytest.importorskip("tensorboard")
-    with pytest.raises(ValueError, match=r"tracking-tensorboard.json .*delete it"):
-        begun(tmp_path, "tensorboard")
 
 
 def test_a_run_that_was_killed_has_every_step_once_in_tensorboard(tmp_path):
