@@ -53,11 +53,6 @@ def small(monkeypatch, tmp_path):
     return {}
 
 
-def no_folder(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    return {"out": tmp_path / "file" / "runs"}
-
-
 def no_browser(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
     return {"world": "miniwob"}
@@ -72,7 +67,6 @@ def old_pytorch(monkeypatch, tmp_path):
     "broken, name",
     [
         (small, "disk"),
-        (no_folder, "disk"),
         (no_browser, "miniwob"),
         (old_pytorch, "PyTorch"),
         (lambda *_: {"model": "nowhere/none.gguf"}, "model"),

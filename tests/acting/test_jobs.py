@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tiny
-from stairs import STEPS, WORLD, Script, Stairs, run
+from stairs import STEPS, WORLD, Stairs, run
 
 from minidpo.acting.jobs import (
     Job,
@@ -15,7 +15,6 @@ from minidpo.acting.jobs import (
     with_golden_steps,
     with_shots,
 )
-from minidpo.data.values import step_values
 
 
 def golden(seed, turns=3):
@@ -91,17 +90,6 @@ def test_each_state_of_an_instance_is_continued_by_samples_of_its_own(recorded):
         assert [job.forced for job in jobs if job.seed == seed] == [s for s in said for _ in "123"]
     shown = [replace(episode, shots=("page", "answer")) for episode in recorded]
     assert {job.shots for job in continuations(WORLD, shown, 1)} == {("page", "answer")}
-
-
-def test_the_values_of_a_chain_that_is_played_on_are_the_known_ones(recorded):
-    """At each step three of four answers are right and the fourth ends it: V is 0.75 to the power of the
-    steps that are left. 400 continuations each; within four standard deviations of the binomial."""
-    jobs = [job for job in continuations(WORLD, recorded, 400) if job.seed == 2]
-    played, _ = run([Stairs()], jobs, Script(["next", "next", "next", "4"]))
-    values = step_values(recorded[-1], played)
-    for t, value in enumerate(values[:3]):
-        known = 0.75 ** (3 - t)
-        assert abs(value - known) < 4 * (known * (1 - known) / 400) ** 0.5
 
 
 def test_every_state_that_an_agent_reached_is_played_once_in_a_seeded_order():

@@ -50,15 +50,6 @@ def test_the_lines_add_up_to_the_scores(agent, capsys):
         assert all(reference == policy for _, _, reference, policy in found)
 
 
-def test_every_token_is_there_or_folded_once(agent, capsys):
-    _, text = shown(agent, capsys)
-    for part in text.split("\nrejected\n"):
-        own = [int(n) for n in re.findall(r"^ +(\d+)     1 ", part, re.MULTILINE)]
-        folds = re.findall(r"^ +(\d+)     0 +(\d+) tokens", part, re.MULTILINE)
-        folded = [t for start, n in folds for t in range(int(start), int(start) + int(n))]
-        assert sorted(own + folded) == list(range(len(own) + len(folded)))
-
-
 def test_a_trained_adapter_against_where_it_began_shows_what_moved(agent, tmp_path, capsys):
     run_dpo(agent, tmp_path, lr=1e-2)
     trained = tmp_path / "adapter"
@@ -73,17 +64,13 @@ def test_a_trained_adapter_against_where_it_began_shows_what_moved(agent, tmp_pa
     assert gap > 0.01
 
 
-@pytest.mark.parametrize("loss", ["kto", "simpo", "orpo", "ipo_mean"])
+@pytest.mark.parametrize("loss", ["kto", "orpo"])
 def test_other_losses_are_explained_by_their_own_rules(agent, capsys, loss):
     numbers, text = shown(agent, capsys, loss=loss)
     assert math.isfinite(numbers["loss"]) and numbers["gradient_chosen"] < 0
-    assert ("none" in text) == (loss in ("simpo", "orpo"))
-    if loss in ("simpo", "orpo"):  # as in training, whose first log has a margin
+    assert ("none" in text) == (loss == "orpo")
+    if loss == "orpo":  # as in training, whose first log has a margin
         assert numbers["margin"] != 0
-
-
-def test_ktos_baseline_is_made_of_all_pairs_also_where_a_step_has_one(agent, capsys):
-    assert math.isfinite(shown(agent, capsys, loss="kto", batch=1)[0]["loss"])
 
 
 def test_tokens_are_the_dialogue_and_their_log_probs_its_score(agent):
