@@ -7,7 +7,6 @@ import pytest
 
 from minidpo.commands import collect, evaluate, train
 from minidpo.commands.algorithms import load_page, parse_page
-from minidpo.data.episodes import read
 from minidpo.memory import lora
 from minidpo.system.files import read_json
 from minidpo.system.result_file import read_result
@@ -75,30 +74,22 @@ def test_a_plan_has_a_line_for_each_learner_of_a_page(capsys):
     assert all(name in said for name in ("sft", "reward_model", "ppo"))
 
 
-@pytest.mark.parametrize("arguments", [["ef-dop"], ["plan", "ef-dop"]])
+@pytest.mark.parametrize("arguments", [["ef-dop"], ["plan", "ef-dop"], ["plan"]])
 def test_an_unknown_algorithm_is_refused_with_the_nearest_name(arguments):
     said = refused(*arguments)
-    assert "'ef-dop'" in said and "ef-dpo" in said
-
-
-def test_a_plan_of_no_algorithm_is_refused():
-    assert "averaged-eto" in refused("plan")
+    assert "ef-dpo" in said and arguments[-1] in said
 
 
 def test_an_option_of_another_page_is_refused_by_the_name_of_that_page():
     said = refused("ef-dpo", "--continuations", "3")
     assert "--continuations" in said and "r3" in said
-    assert "dmpo" in refused("eto", "--losers", "noisy")
 
 
-@pytest.mark.parametrize(
-    "text", ["rounds = 1\nlosers = 'noisy'\n", "[dpo]\nrate = 1\n", "rounds ="]
-)
-def test_a_file_with_an_unknown_key_or_none_that_can_be_read_is_named(tmp_path, text):
+@pytest.mark.parametrize("text, named", [("[dpo]\nrate = 1\n", "rate"), ("rounds =", "mine.toml")])
+def test_a_file_with_an_unknown_key_or_none_that_can_be_read_is_named(tmp_path, text, named):
     (tmp_path / "mine.toml").write_text(text)
     said = refused("ef-dpo", "--config", str(tmp_path / "mine.toml"))
-    assert "mine.toml" in said
-    assert text.startswith("rounds =") or "rate" in said
+    assert "mine.toml" in said and named in said
 
 
 def test_reuse_of_a_folder_that_is_no_experiment_is_refused(shelf_base, tmp_path):
@@ -107,23 +98,18 @@ def test_reuse_of_a_folder_that_is_no_experiment_is_refused(shelf_base, tmp_path
 
 
 BODY = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass O:\n    {}\n"
-THAWED = BODY.format("n: int = 1").replace("(frozen=True)", "")
 
 
 @pytest.mark.parametrize(
     "place, text, named",
     [
         ("nowhere.py:mine", "", "nowhere.py"),
-        ("mine.py", "", "mine.py"),
         ("mine.py:min", "def mine(run, o):\n    yield", "mine"),
         ("mine.py:mine", "import nothing_of_this_name", "nothing_of_this_name"),
         ("mine.py:mine", "def mine(run, o):\n    yield x +", "SyntaxError"),
         ("mine.py:mine", "raise SystemExit('no')", "mine.py"),
-        ("mine.py:mine", "def mine(run, o):\n    yield", "dataclass"),
         ("mine.py:mine", "def mine(run, o: int):\n    yield", "dataclass"),
         ("mine.py:mine", "def mine(run, o: Unknown):\n    yield", "Unknown"),
-        ("mine.py:mine", "def mine(run, o: 'Unknown'):\n    yield", "Unknown"),
-        ("mine.py:mine", THAWED + "def mine(run, o: O):\n    yield", "frozen"),
         ("mine.py:mine", BODY.format("n: int = 1") + "def mine(o: O):\n    yield", "dataclass"),
         ("mine.py:mine", BODY.format("seed: int = 1") + "def mine(run, o: O):\n    yield", "seed"),
         ("mine.py:mine", BODY.format("n: int") + "def mine(run, o: O):\n    yield", "n"),
@@ -196,13 +182,13 @@ def test_a_mean_by_hand_is_kept_and_overwrites_nothing(made):
     assert "weights" in refused("average", "--weights", "1", *flags, str(made / "other"))
 
 
-@pytest.mark.parametrize("read", ["adapter", "data", "reference", "golden"])
+@pytest.mark.parametrize("read", ["adapter", "data", "golden"])
 def test_nothing_that_is_read_is_overwritten(shelf_base, made, tmp_path, read):
     out = tmp_path / "dpo"
     shutil.copytree(made / "sft" / "adapter", out / "adapter")
     shutil.copy(made / "rollouts.jsonl", out / "metrics.jsonl")
     given = {"adapter": made / "sft" / "adapter", "data": made / "rollouts.jsonl"}
-    given[read] = out / ("adapter" if read in ("adapter", "reference") else "metrics.jsonl")
+    given[read] = out / ("adapter" if read == "adapter" else "metrics.jsonl")
     flags = [word for name, path in given.items() for word in (f"--{name}", str(path))]
     pairs = ["--pairs", "contrast"] if read == "golden" else []
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -217,11 +203,8 @@ def test_what_makes_no_sense_together_is_refused(shelf_base, made):
         (["dpo", *data, *data[1:]], "twice"),
         (["dpo", *data, "--pairs", "contrast"], "golden"),
         (["dpo", *data, "--pairs", "unpaired"], "kto"),
-        (["dpo", *data, "--dpo.loss", "ppo"], "ppo"),
         (["dpo", *data, "--dpo.loss", "dmpo", "--dpo.until", "token"], "dmpo"),
-        (["dpo", *data, "--dpo.gamma", "0.5"], "gamma"),
         (["dpo", *data, "--explain", "--export"], "explain"),
-        (["sft", *data, "--sft.steps", "0"], "steps"),
         (["average", "--adapters", str(made / "sft" / "adapter")], "two"),
     ]:
         assert named in refused(*flags), flags
@@ -229,16 +212,6 @@ def test_what_makes_no_sense_together_is_refused(shelf_base, made):
         collect(["--shots", "1"])
     with pytest.raises(ValueError, match="expert"):
         collect(["--policy", "expert", "--adapter", str(made)])
-
-
-def test_of_rollouts_the_solved_ones_are_imitated_and_without_one_it_says_so(
-    shelf_base, made, tmp_path
-):
-    failed = [e for e in read(made / "rollouts.jsonl") if not e.solved]
-    (tmp_path / "failed.jsonl").write_text("".join(e.to_json() + "\n" for e in failed))
-    with pytest.raises(ValueError, match="failed.jsonl"):
-        hand(shelf_base, tmp_path, "sft", "--data", str(tmp_path / "failed.jsonl"))
-    assert not (tmp_path / "sft").exists()
 
 
 def test_pairs_are_exported_as_rows_of_conversations_and_trained_on(shelf_base, made, tmp_path):

@@ -94,21 +94,12 @@ def episodes(path) -> list[dict]:
     return [asdict(episode, dict_factory=told) for episode in read(path)]
 
 
-@pytest.fixture
-def short_deadlines(monkeypatch):
+@pytest.mark.slow  # test_remote disturbs a short one
+def test_a_browser_killed_and_stopped_changes_no_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "DEADLINE_S", 2.0)
     monkeypatch.setattr(page, "OPENING_S", 5.0)  # to open and load a page
     monkeypatch.setattr(driver, "OPENING_S", 20.0)  # to start Chromium
-
-
-@pytest.mark.parametrize(
-    "instances, accidents",
-    [(6, 3), pytest.param(50, 20, marks=pytest.mark.slow)],
-    ids=["48 episodes", "400 episodes"],
-)
-def test_a_browser_killed_and_stopped_changes_no_episode(
-    instances, accidents, tmp_path, monkeypatch, short_deadlines
-):
+    instances, accidents = 50, 20  # of 400 episodes
     trouble = Trouble([], seed=0)
     step = MiniWoB.step
 

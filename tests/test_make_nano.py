@@ -1,6 +1,5 @@
 """How the shipped model was made, with constants as small as can be."""
 
-import pytest
 import tiny
 import torch
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from benchmarks.make_nano import (
     SPECIAL,
     Recipe,
-    learn_to_copy,
     line_batch,
     make_model,
     span_batch,
@@ -73,9 +71,3 @@ def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_agai
     stamp = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
     assert make_model(tmp_path, SMALL, episodes, episodes) == accuracy
     assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == stamp
-
-
-def test_copying_that_was_not_learned_is_no_stage():
-    model = tiny.model(vocab=400).requires_grad_(True)
-    with pytest.raises(ValueError, match="2 steps"):
-        learn_to_copy(model, span_batch, SMALL, alphabet=50, share=1.0)

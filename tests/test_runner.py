@@ -85,12 +85,6 @@ def test_a_page_that_yields_no_policy_is_refused_by_its_name(shelf_base, tmp_pat
     assert "\n" not in str(error.value) and not (tmp_path / "result.json").exists()
 
 
-def test_options_that_are_no_dataclass_are_refused(shelf_base, tmp_path):
-    with pytest.raises(ValueError, match="^mine: .*dict"):
-        run_algorithm("mine", ef_dpo, {}, shelf.options(shelf_base, tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 # ---- what it leaves ----
 
 

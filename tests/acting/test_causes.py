@@ -47,17 +47,9 @@ TYPED = [LOGIN.format(""), LOGIN.format(' value="lina"')]
         ("unusable answer", episode(None, 'CLICK(ref="9")', errors=(0, 1), outcome="limit")),
         ("repeated itself", episode(*['CLICK(ref="1")'] * 6, outcome="limit")),
         (
-            "repeated itself",
-            episode(*['CLICK(ref="1")', "WAIT()"] * 2, 'CLICK(ref="1")', outcome="limit"),
-        ),
-        (
             "wrong element",
             episode(*['PRESS(key="ArrowLeft")'] * 6, outcome="limit"),
         ),  # it may move a cursor
-        (
-            "wrong action",
-            episode(*['CLICK(ref="1")', 'CLICK(ref="1")', 'HOVER(ref="1")'] * 2, outcome="limit"),
-        ),
         ("not known", episode('CLICK(ref="3")', task="draw-line")),
         ("not known", episode('CLICK(ref="3")', pages=["a page that its expert does not know"])),
     ],
@@ -83,10 +75,3 @@ def test_right_so_far_is_never_reached():
     pages = [LOGIN.format("") + f'\n"{n}"' for n in range(6)]
     right = ['TYPE(ref="1", text="lina")'] * 6
     assert why.cause(WORLD, episode(*right, outcome="limit", pages=pages)) == "never reached"
-
-
-def test_causes_are_counted_of_failures_alone_and_each_is_explained():
-    early = episode('CLICK(ref="3")')
-    played = [early, early, episode(None, errors=(0,)), replace(early, outcome="solved")]
-    assert why.causes(WORLD, played) == {"ended too early": 2, "unusable answer": 1}
-    assert why.causes(WORLD, played).keys() <= why.CAUSES.keys()

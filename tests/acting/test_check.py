@@ -53,22 +53,9 @@ def small(monkeypatch, tmp_path):
     return {}
 
 
-def no_folder(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    return {"out": tmp_path / "file" / "runs"}
-
-
 def no_browser(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
     return {"world": "miniwob"}
-
-
-def no_mlflow(monkeypatch, tmp_path):
-    def absent(name):
-        raise checks.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(checks.importlib.metadata, "version", absent)
-    return {"track": "mlflow"}
 
 
 def old_pytorch(monkeypatch, tmp_path):
@@ -80,9 +67,7 @@ def old_pytorch(monkeypatch, tmp_path):
     "broken, name",
     [
         (small, "disk"),
-        (no_folder, "disk"),
         (no_browser, "miniwob"),
-        (no_mlflow, "MLflow"),
         (old_pytorch, "PyTorch"),
         (lambda *_: {"model": "nowhere/none.gguf"}, "model"),
         (lambda *_: {"needs": {"demo": NEEDS["large"]}}, "memory"),

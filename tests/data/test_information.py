@@ -31,7 +31,7 @@ groups = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("kinds", [2, 5, 50])
+@pytest.mark.parametrize("kinds", [2, 50])
 def test_answers_that_do_not_depend_on_the_prompt_have_no_information_however_few_there_are(kinds):
     """Eight answers to each of 400 prompts, drawn alike. The plug-in estimate says 1.9 nats for 50 kinds."""
     draw = random.Random(kinds)
@@ -82,12 +82,6 @@ def test_order_names_and_lone_answers_change_nothing_and_the_most_is_the_log_of_
             found if found is None else pytest.approx(found, abs=1e-9)
         )
     assert found is None or found <= math.log(len(several)) + 1e-9
-
-
-def test_steps_that_were_given_are_not_the_agents():
-    own = answered({1: "aa", 2: "bb"})
-    assert answer_information([*own, *answered({3: "cc"}, forced=1)]) == answer_information(own)
-    assert answer_information([*own, tiny.episode((), "limit", seed=4)]) == answer_information(own)
 
 
 def test_attempts_from_two_states_are_not_unlike_by_what_was_given():

@@ -1,6 +1,5 @@
 """What an agent means is understood, what it does not say is not guessed."""
 
-import contextlib
 import re
 
 import pytest
@@ -51,10 +50,8 @@ def test_what_is_written_is_understood(said, action):
     "answer",
     [
         'thought: the link\naction: CLICK(ref="3")',
-        'action: CLICK(ref="3")',
         "Thought: I look.\n\nAction : click( ref = 3 ).\n",
         '**thought:** the link\n**action:** CLICK(ref="3")',
-        '**Action**: `CLICK(ref="3")`',
         "  `action: CLICK(ref='3')`  ",
         'thought: I could do more\nsuch as action: this\naction: CLICK(ref="3")\r',
         'action: CLICK(ref="3")\nthat is all',
@@ -67,12 +64,10 @@ def test_forms_that_a_model_gets_nearly_right_are_read_as_meant(answer):
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
         'CLICK(ref="3")',
         'my reaction: CLICK(ref="3")',
         'action: CLICK(ref="3")\naction: CLICK(ref="4")',
         "action: click the link",
-        "action: __import__('os').system('true')",
     ],
 )
 def test_no_action_or_several_are_refused_with_a_sentence_for_the_agent(answer):
@@ -86,31 +81,6 @@ def test_an_answer_without_an_action_is_told_the_example_of_its_worlds_prompt():
         world = type("Other", (type(WORLD),), {"system_prompt": f"Do.\naction: {example}\nor"})()
         with pytest.raises(ActionError, match=re.escape(f"action: {example}") + "$"):
             understand("hm", world)
-
-
-pieces = [
-    "action:",
-    "thought:",
-    "\n",
-    "CLICK",
-    "(",
-    ")",
-    'ref="3"',
-    "ref=",
-    '"',
-    "'",
-    "\\",
-    ",",
-    "`",
-    "*",
-]
-
-
-@given(st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=5)), max_size=12).map("".join))
-def test_any_answer_is_understood_or_refused_and_nothing_else(answer):
-    with contextlib.suppress(ActionError):
-        assert isinstance(understand(answer), Action)
-    assert isinstance(thought(answer), str)
 
 
 def test_the_thought_is_what_stands_before_the_action():
@@ -156,24 +126,19 @@ def test_what_stands_behind_the_agents_last_token_takes_no_place_of_the_models()
         dialogues_of([tiny.episode()], tiny.chat(), last, SYSTEM)
 
 
-def boxes(*checked, gone=()) -> str:
-    """A page of FOLD_FROM_LINES lines, some of them checked or gone."""
+def boxes(*checked) -> str:
+    """A page of FOLD_FROM_LINES lines, some of them checked."""
     lines = [
         box.replace(" ", " checked ") if n in checked else box for n, box in enumerate(BOXES, 1)
     ]
-    return "\n".join(
-        [line for n, line in enumerate(lines, 1) if n not in gone] + ['button "Submit" [99]']
-    )
+    return "\n".join([*lines, 'button "Submit" [99]'])
 
 
 def test_a_long_page_is_shown_once_and_then_what_changed_on_it():
     assert changes(boxes(3), boxes()) == "... 2\ncheckbox checked [3]\n... 9"
-    assert changes(boxes(1), boxes(1)) == "... 12"
-    assert changes(boxes(1), boxes(2)) == "checkbox checked [1]\ncheckbox [2]\n... 10"
     longer = "text\n" + boxes()
     assert changes(longer.replace("checkbox [4]\n", ""), longer) == "... 4\n(gone: 1)\n... 8"
     assert changes(longer, boxes()) == "(new)\ntext\n... 12"
-    assert changes(boxes(1, gone=[2]), boxes()) is None  # a line too short
     assert changes(boxes(*range(1, 8)), boxes()) is None  # more than half of it is new
     many = "\n".join(f"text {n}" for n in range(100))
     assert (

@@ -12,7 +12,6 @@ from minidpo.data.selection import (
     distinct,
     is_expert,
     paid,
-    solved,
     weights_by_advantage,
 )
 
@@ -69,12 +68,6 @@ def test_a_share_draws_about_as_many_and_another_seed_draws_others():
 
 
 @given(explored())
-def test_at_threshold_1_agentevol_is_filtered_imitation(played):
-    binary = [replace(e, reward=float(e.solved)) for e in played]
-    assert paid(binary, 1.0, seed=1) == solved(binary)
-
-
-@given(explored())
 def test_of_equal_ones_one_stays_the_experts_or_the_best_paid_in_the_order_of_the_file(played):
     found = distinct(played)
     said = [(e.instance, e.said) for e in found]
@@ -85,24 +78,12 @@ def test_of_equal_ones_one_stays_the_experts_or_the_best_paid_in_the_order_of_th
         assert (is_expert(kept), kept.reward) >= (is_expert(e), e.reward)
 
 
-def test_of_equal_pay_the_first_stays_and_an_experts_answer_is_another_thing():
-    first, second = (tiny.episode("ab", index=n) for n in (1, 2))
-    relabelled = replace(first, policy="dagger", forced=1, index=3)
-    assert distinct([first, second, relabelled]) == [first, relabelled]
-
-
 def test_of_an_expert_in_an_agents_state_the_first_answer_counts_if_it_solved_the_page():
     said = [
         tiny.episode("abc", outcome, policy="dagger", forced=1) for outcome in ("solved", "limit")
     ]
     ended = tiny.episode("a", policy="dagger", forced=1)
     assert [e.said for e in answers_of_experts([*said, ended])] == [("a", "b")]
-
-
-def test_an_adapter_whose_folder_is_called_expert_is_an_agent():
-    names = {"expert": 1, "clumsy 0.3": 1, "dagger": 1, "expert runs/adapter@1b2c": 0, "tiny": 0}
-    for name, expected in names.items():
-        assert is_expert(tiny.episode(policy=name)) == expected
 
 
 def test_an_episode_counts_by_how_much_better_its_verdict_is_than_its_instances():

@@ -14,12 +14,11 @@ from minidpo.data.batch import batch_scores, collate
 from minidpo.data.prompt import check_trajectories
 from minidpo.data.tree import grow, grow_groups
 from minidpo.memory import lora
-from minidpo.memory.recompute import switch
 from minidpo.model.chat import Dialogue
 from minidpo.objective.scores import turn_weights
 
 V = 23
-few = settings(max_examples=40)
+few = settings(max_examples=25)
 seeds = st.integers(0, 2**32 - 1)
 budgets = st.integers(0, 60)
 
@@ -139,18 +138,6 @@ def test_trees_side_by_side_are_the_trees_alone_and_padding_of_any_junk_changes_
     torch.testing.assert_close(
         batch_scores(MODEL, batch._replace(ids=padded)), apart, rtol=1e-10, atol=1e-10
     )
-
-
-@few
-@given(forests)
-def test_recomputing_the_blocks_of_a_tree_changes_no_bit(rows):
-    kept = gradients(MODEL, batch_scores(MODEL, collate([rows])).sum())
-    switch(MODEL, True)
-    try:
-        recomputed = gradients(MODEL, batch_scores(MODEL, collate([rows])).sum())
-    finally:
-        switch(MODEL, False)
-    assert torch.equal(kept, recomputed)
 
 
 @few

@@ -100,11 +100,12 @@ def test_messages_are_imitated_wherever_the_assistant_speaks_and_completions_beh
     rows = [
         {"messages": [PAGE, NO, OTHER, YES]},
         {"prompt": [PAGE, NO, OTHER], "completion": [YES]},
+        {"chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]},
     ]
-    whole, behind = read_demonstrations([jsonl(tmp_path / "x", *rows)])
-    assert ids_and_agents(whole)[0] == ids_and_agents(behind)[0]
+    whole, *behind = read_demonstrations([jsonl(tmp_path / "x", *rows)])
     assert ids_and_agents(whole)[1] == ["no<|im_end|>", "yes<|im_end|>"]
-    assert ids_and_agents(behind)[1] == ["yes<|im_end|>"]
+    for conversation in behind:
+        assert ids_and_agents(conversation) == (ids_and_agents(whole)[0], ["yes<|im_end|>"])
 
 
 def test_what_special_tokens_a_message_prints_it_cannot_end_its_turn(tmp_path):
@@ -112,14 +113,6 @@ def test_what_special_tokens_a_message_prints_it_cannot_end_its_turn(tmp_path):
     (pair,) = read_preferences([jsonl(tmp_path / "x", {**GOOD, "prompt": [loud]})], "end")
     ids, _ = pair.chosen.dialogue(CHAT)
     assert ids.count(CHAT.start) == ids.count(CHAT.end) == 3
-
-
-def test_of_preferences_the_chosen_is_imitated(tmp_path):
-    both = {"chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
-    rows = [{**GOOD, "chosen": [YES, OTHER, DONE]}, both]
-    one, other = read_demonstrations([jsonl(tmp_path / "x", *rows)])
-    assert ids_and_agents(one)[1] == ["yes<|im_end|>", "done<|im_end|>"]
-    assert ids_and_agents(other)[1] == ["yes<|im_end|>"] and other.given == 3
 
 
 @pytest.mark.parametrize(
@@ -130,19 +123,14 @@ def test_of_preferences_the_chosen_is_imitated(tmp_path):
         [1],
         {"prompt": [PAGE], "chosen": [YES]},
         {**GOOD, "chosen": "yes"},
-        {**GOOD, "prompt": 7},
         {**GOOD, "rejected": []},
         {**GOOD, "chosen": [YES, "no"]},
-        {**GOOD, "chosen": [{"role": ["user"], "content": ""}]},
         {**GOOD, "prompt": [{"role": "user", "content": [{}]}]},
         {**GOOD, "chosen": [{**YES, "tool_calls": [1]}]},
-        {**GOOD, "chosen": [{**YES, "weight": 0}]},
         {**GOOD, "chosen": [{**YES, "content": "\ud800"}]},
         {**GOOD, "tools": [{"name": "f"}]},
         {**GOOD, "minidpo": {"version": 99}},
         {"chosen": [YES], "rejected": [NO]},
-        {"prompt": "Where?", "chosen": [PAGE, YES], "rejected": [PAGE, NO]},
-        {**GOOD, "chosen": [*GOOD["prompt"], YES]},
         {"chosen": [PAGE, YES], "rejected": [PAGE, YES, OTHER, NO]},
     ],
 )
@@ -174,46 +162,13 @@ def test_a_chosen_that_failed_is_not_imitated_from_its_file_either(tmp_path):
 
 
 def test_pairs_are_written_over_no_others(tmp_path):
-    good, bad, worse = (
-        tiny.episode((answer, tiny.CLICK_2), outcome, index=n, policy="p")
-        for n, (answer, outcome) in enumerate(
-            [(tiny.CLICK_1, "solved"), ("no", "failed"), ("never", "failed")]
-        )
-    )
     path = tmp_path / "x"
     for _ in range(2):
-        trl_files.write_pairs([Pair(good, bad)], path, "end", tiny.SYSTEM_PROMPT)
+        trl_files.write_pairs(PAIRS[:1], path, "end", tiny.SYSTEM_PROMPT)
     before = path.read_bytes()
-    with pytest.raises(
-        ValueError, match="x exists and holds other pairs: delete it, or give another --out"
-    ):
-        trl_files.write_pairs([Pair(good, worse)], path, "end", tiny.SYSTEM_PROMPT)
+    with pytest.raises(ValueError, match="holds other pairs"):
+        trl_files.write_pairs(PAIRS[1:], path, "end", tiny.SYSTEM_PROMPT)
     assert path.read_bytes() == before
-
-
-def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stands_beside(tmp_path):
-    good, bad = (
-        tiny.episode((answer, tiny.CLICK_2), outcome, index=n, policy="p")
-        for n, (answer, outcome) in enumerate([(tiny.CLICK_1, "solved"), ("no", "failed")])
-    )
-    trl_files.write_pairs([Pair(good, bad)], tmp_path / "x", "end", tiny.SYSTEM_PROMPT)
-    row = json.loads((tmp_path / "x").read_text())
-    assert [m["role"] for m in row["prompt"]] == ["system", "user"]
-    assert (
-        "Click on Submit." in row["prompt"][1]["content"]
-        and tiny.PAGE in row["prompt"][1]["content"]
-    )
-    assert [m["role"] for m in row["chosen"]] == ["assistant", "user", "assistant"]
-    assert row["rejected"][0] == {"role": "assistant", "content": "no"}
-    assert row["minidpo"] == {
-        "version": 1,
-        "task": "click-button",
-        "seed": 1,
-        "source": "outcome",
-        "solved": True,
-        "chosen": {"policy": "p", "index": 0, "outcome": "solved", "reward": 1.0},
-        "rejected": {"policy": "p", "index": 1, "outcome": "failed", "reward": 0.0},
-    }
 
 
 def test_a_pair_whose_sides_began_on_different_pages_is_left_out_and_told(tmp_path, capsys):

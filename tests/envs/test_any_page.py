@@ -82,7 +82,7 @@ PAGES = {
     "/names": """<button><i class='fa fa-trash'></i></button>
         <button><svg width=9 height=9><title>Cut</title></svg></button>
         <b id=l>Lbl</b><input aria-labelledby=l><input title=Tit>""",
-    "/states": """<div role=option aria-selected=true>O</div><button aria-pressed=true>B</button>
+    "/states": """<div role=checkbox aria-checked=true>Agree</div><div role=option aria-selected=true>O</div><button aria-pressed=true>B</button>
         <button aria-expanded=true>M</button><div role=treeitem tabindex=-1>T</div>""",
     "/drag": "<div draggable=true>move me</div>",
     "/float": "<a href=/two><img alt=Photo style='float: left' width=90 height=90></a>",
@@ -359,6 +359,7 @@ def test_names_that_a_page_gives_in_other_ways_are_told(at):
 
 def test_aria_states_are_told(at):
     assert at("/states") == [
+        'checkbox "Agree" checked',
         'option "O" selected',
         'button "B" pressed',
         'button "M" expanded',

@@ -77,8 +77,8 @@ ACCIDENTS = {"close": close, "crash": crash, "hang": hang} | {
 } | {f"stop {kind}": signals(kind, signal.SIGSTOP) for kind in ("chromium", "driver")}  # fmt: skip
 
 
-# of these test_a_broken_page_leaves_the_others_alone has the first two, and test_ladder the others
-ELSEWHERE = ("crash", "hang", "kill renderer", "kill chromium", "kill driver")
+# of these test_a_broken_page_leaves_the_others_alone has the first two, and test_remote "kill chromium"
+ELSEWHERE = ("crash", "hang", "close", "kill renderer", "kill chromium")
 
 
 @pytest.mark.parametrize(

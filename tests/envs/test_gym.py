@@ -1,6 +1,5 @@
 """The Gymnasium environments: the library's own checks, seeds, ends, and one browser for all of them."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -87,12 +86,11 @@ def env(up):
         yield env
 
 
-@pytest.mark.parametrize("task", ["click-button", "login-user"])
 @pytest.mark.parametrize("render_mode", [None, "png"])
-def test_gymnasiums_own_checker_has_nothing_to_say(up, task, render_mode):
+def test_gymnasiums_own_checker_has_nothing_to_say(up, render_mode):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with gymnasium.make(f"minidpo/miniwob-{task}-v0", render_mode=render_mode) as env:
+        with gymnasium.make(BUTTON, render_mode=render_mode) as env:
             check_env(env.unwrapped)
 
 
@@ -112,8 +110,6 @@ def test_a_seed_is_an_instance_of_the_split_and_no_seed_draws_one(env):
     env.reset(seed=7)
     assert [env.reset()[1]["seed"] for _ in range(3)] == drawn
     assert env.reset(seed=7, options={"split": "test"})[1]["seed"] == SEEDS["test"][7]
-    with MiniWoBEnv("click-button", split="test") as other:
-        assert other.reset(seed=7)[1]["seed"] == SEEDS["test"][7]
 
 
 def test_reward_is_one_exactly_when_solved(env):
@@ -164,23 +160,15 @@ def test_an_episode_is_truncated_at_the_tasks_limit_and_has_then_ended(env):
     assert env.step(right(solved))[1:4] == (1.0, True, False)  # in the last turn
 
 
-def test_it_works_inside_a_running_event_loop(up):
-    async def notebook():
-        return solve(seed=5)
-
-    assert asyncio.run(notebook()) == solve(seed=5) == (solve(seed=5)[0], 1.0)
-
-
 def test_threads_share_one_browser_and_see_what_each_would_alone(down):
     with MiniWoBEnv("click-test") as first, ThreadPoolExecutor(4) as threads:
         first.reset(seed=0)
         before = drivers()
-        together = list(threads.map(solve, range(12)))
+        together = list(threads.map(solve, range(6)))
         assert before == drivers() == 1
     wait_for(lambda: not chromiums())
-    with ThreadPoolExecutor(4) as threads:  # now with nobody to keep the browser up
-        assert list(threads.map(solve, range(6))) == together[:6]
     assert {reward for _, reward in together} == {1.0}
+    assert together[0] == solve(seed=0)
 
 
 def test_the_browser_goes_with_the_last_environment(down):

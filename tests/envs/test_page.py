@@ -5,7 +5,6 @@ import re
 import pytest
 
 from envs.actions import Action
-from envs.miniwob.tasks import SUITES
 from envs.protocol import Outcome
 
 
@@ -25,41 +24,18 @@ def show(run, env):
     env._page.task = None  # the next reset loads the page's own problem again
 
 
-def script(env, code):
-    return env._page._tab.evaluate(code)
+@pytest.fixture
+def js(run, env):
+    """The value of a script that runs in the page."""
+    return lambda code: run(env._page._tab.evaluate(code))
+
+
+@pytest.fixture
+def act(run, env):
+    return lambda command, **args: run(env.step(Action(command, **args)))
 
 
 # ---- what is seen ----
-
-GOLDEN = {
-    "click-link": [
-        'text "Donec"', 'link "ridiculus" [1]', 'link "eget" [2]', 'text "rhoncus, pellentesque"',
-        'link "malesuada" [3]', 'text "non, donec morbi. Nunc id auctor."', 'link "Eget" [4]',
-        'text "tortor,"', 'link "pretium" [5]', 'text "neque dui feugiat lacus. At."',
-    ],
-    "click-checkboxes": ['checkbox "AU" [1]', 'checkbox "HF2" [2]', 'button "Submit" [3]'],
-    "login-user": [
-        'text "Username"', "input text #username [1]", 'text "Password"', "input password #password [2]",
-        'button "Login" [3]',
-    ],
-    "click-dialog-2": [
-        'button "x" [1]', 'text "Donec ridiculus eget rhoncus."', 'button "Cancel" [2]', 'button "OK" [3]',
-    ],
-    "email-inbox-delete": [
-        'text "Primary"', 'icon "open-search" [1]', 'item "Audrey Ridiculus eget... Imperdiet. Curs.." [2]',
-        'icon "trash" [3]', 'icon "star" [4]', 'item "Cora In id. Lacus. At sit. .." [5]', 'icon "trash" [6]',
-        'icon "star" [7]', 'item "Bobine Cras. Convallis.. Purus feugiat. .." [8]', 'icon "trash" [9]',
-        'icon "star" [10]',
-    ],
-    "grid-coordinate": ['shape "black line" from 4,129 to 154,129', 'shape "small blue circle" at 19,69 [1]'],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("task", GOLDEN)
-def test_pages_read_as_they_always_did(run, env, task):
-    seen = run(env.reset(task, 0)).text.splitlines()
-    assert [line for line in seen if line in GOLDEN[task]] == GOLDEN[task]
-    assert len(seen) == len(GOLDEN[task]) or task == "grid-coordinate"
 
 
 @pytest.mark.parametrize(
@@ -131,45 +107,27 @@ def test_a_listener_of_any_library_makes_a_control(show):
     ) == ['item "a" [1]', 'item "b" [2]', 'text "c"', 'item "d" [3]', 'text "e"']
 
 
-def test_references_stay_with_their_node_and_are_not_given_twice(run, env, show):
+def test_references_stay_with_their_node_and_are_not_given_twice(js, run, env, show):
     show("<button id=a>a</button><button id=b>b</button>")
-    run(
-        script(
-            env,
-            "() => { a.remove(); area.insertAdjacentHTML('afterbegin', '<button>c</button>'); }",
-        )
-    )
+    js("() => { a.remove(); area.insertAdjacentHTML('afterbegin', '<button>c</button>'); }")
     assert run(env._page.look()).text.splitlines() == ['button "c" [3]', 'button "b" [2]']
-    assert run(env.reset("click-option", 0)).text.splitlines() == [
-        'button "a" [1]',
-        'button "b" [2]',
-    ]
+    again = run(env.reset("click-option", 0)).text.splitlines()
+    assert again == ['button "a" [1]', 'button "b" [2]']
 
 
 # ---- how it is acted on ----
 
 
-def test_input_is_trusted_and_a_typed_text_replaces_the_old_one(run, env, show):
+def test_input_is_trusted_and_a_typed_text_replaces_the_old_one(js, act, show):
     show("<input id=a value=old><input id=b value=old><p>end</p>")
-    run(
-        script(
-            env,
-            """() => {
+    js("""() => {
         window.log = [];
         for (const type of ['click', 'input', 'change'])
             addEventListener(type, (event) => log.push(event.type + event.target.id + event.isTrusted), true);
-    }""",
-        )
-    )
-    assert (
-        'value="new, Åsa" focused [1]'
-        in run(env.step(Action("TYPE", ref="1", text="new, Åsa"))).text
-    )
-    assert (
-        run(env.step(Action("TYPE", ref="2", text=""))).text.splitlines()[1]
-        == "input text #b focused [2]"
-    )
-    assert run(script(env, "log")) == [
+    }""")
+    assert 'value="new, Åsa" focused [1]' in act("TYPE", ref="1", text="new, Åsa").text
+    assert act("TYPE", ref="2", text="").text.splitlines()[1] == "input text #b focused [2]"
+    assert js("log") == [
         "clickatrue",
         "inputatrue",
         "changeatrue",
@@ -178,41 +136,34 @@ def test_input_is_trusted_and_a_typed_text_replaces_the_old_one(run, env, show):
     ]
 
 
-def test_a_page_that_listens_to_keys_gets_every_key(run, env, show):
+def test_a_page_that_listens_to_keys_gets_every_key(js, act, show):
     show("<input id=a>")
-    run(
-        script(
-            env,
-            """() => {
+    js("""() => {
         window.keys = '';
         area.addEventListener('keydown', (event) => { keys += event.key; });
-    }""",
-        )
-    )
-    run(env.step(Action("TYPE", ref="1", text="aB c")))
-    assert run(script(env, "keys")).endswith("aB c") and run(script(env, "a.value")) == "aB c"
+    }""")
+    act("TYPE", ref="1", text="aB c")
+    assert js("keys").endswith("aB c") and js("a.value") == "aB c"
 
 
-def test_select_by_keys_is_trusted_and_in_a_long_list_adds(run, env, show):
+def test_select_by_keys_is_trusted_and_in_a_long_list_adds(js, act, show):
     show(
         "<select id=a><option>x<option disabled>y<option>z</select>"
         "<select id=b multiple size=2><option>p<option>q<option>r</select>"
     )
-    run(script(env, "() => { a.onchange = (event) => { window.trusted = event.isTrusted; }; }"))
-    assert 'value="z" [1]' in run(env.step(Action("SELECT", ref="1", option=" z "))).text
-    assert run(script(env, "trusted")) is True
-    run(env.step(Action("SELECT", ref="2", option="r")))
-    assert 'value="p", "r" [2]' in run(env.step(Action("SELECT", ref="2", option="p"))).text
+    js("() => { a.onchange = (event) => { window.trusted = event.isTrusted; }; }")
+    assert 'value="z" [1]' in act("SELECT", ref="1", option=" z ").text
+    assert js("trusted") is True
+    act("SELECT", ref="2", option="r")
+    assert 'value="p", "r" [2]' in act("SELECT", ref="2", option="p").text
 
 
 @pytest.mark.parametrize(
     "action, name",
     [
         (Action("CLICK", ref="9"), "[9]"),
-        (Action("HOVER", ref="a"), "[a]"),
         (Action("CLICK", ref="1"), "[1]"),
         (Action("TYPE", ref="2", text="a"), "[2]"),
-        (Action("TYPE", ref="4", text="a"), "[4]"),
         (Action("SELECT", ref="2", option="a"), "[2]"),
         (Action("SELECT", ref="3", option="b"), '"b"'),
         (Action("CLICK", ref="3"), "SELECT"),
@@ -221,39 +172,30 @@ def test_select_by_keys_is_trusted_and_in_a_long_list_adds(run, env, show):
         (Action("PRESS", key="Control+Nope"), "Control+Nope"),
     ],
 )
-def test_what_cannot_be_done_is_named_and_leaves_the_page_alone(run, env, show, action, name):
+def test_what_cannot_be_done_is_named_and_leaves_the_page_alone(js, run, env, show, action, name):
     show(
         "<p><button id=a>a</button><button>b</button><select><option>a</select>"
         "<input readonly><button id=e>e</button></p>"
     )
-    run(
-        script(
-            env,
-            """() => {
+    js("""() => {
         a.remove(); e.style.visibility = 'hidden'; window.events = 0;
         for (const type of ['mousedown', 'click', 'input']) addEventListener(type, () => { events++; });
-    }""",
-        )
-    )
+    }""")
     before = run(env._page.look()).text
     seen = run(env.step(action))
     assert name in seen.error and (seen.text, seen.outcome) == (before, None)
-    assert run(script(env, "events")) == 0
+    assert js("events") == 0
 
 
-def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_is_there(run, env):
+def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_is_there(
+    js, act, run, env
+):
     """Where the mouse is pressed meanwhile the icon has no size: three in twenty clicks of a busy machine."""
     seen = run(env.reset("social-media", 0)).text
     reply = re.search(r'"reply" \[(\d+)\]', seen)[1]
-    run(
-        script(
-            env, "() => { hits = []; onmousedown = (event) => hits.push(event.target.className); }"
-        )
-    )
-    run(env.step(Action("CLICK", ref=reply)))
-    assert run(env._page._call("locate", reply))["icons"] and run(script(env, "() => hits")) == [
-        "reply"
-    ]
+    js("() => { hits = []; onmousedown = (event) => hits.push(event.target.className); }")
+    act("CLICK", ref=reply)
+    assert run(env._page._call("locate", reply))["icons"] and js("() => hits") == ["reply"]
 
 
 @pytest.mark.parametrize(
@@ -266,18 +208,8 @@ def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_
         ),
         (
             "<option>One<option disabled selected>Two<option>Three<option>Four",
-            "One",
-            '"One", "Two", "Three", "Four" value="Two"',
-        ),
-        (
-            "<option>One<option disabled selected>Two<option>Three<option>Four",
             "Four",
             '"One", "Two", "Three", "Four" value="Two"',
-        ),
-        (
-            "<option disabled selected>Zero<option>One<option>Two",
-            "One",
-            '"Zero", "One", "Two" value="Zero"',
         ),
         (
             "<option>One<option hidden>Two<optgroup style='display: none'><option>Three</optgroup><option>Four"
@@ -287,25 +219,25 @@ def test_an_icon_that_changes_under_the_mouse_is_clicked_when_its_other_picture_
         ),
     ],
 )
-def test_select_finds_its_way_past_options_nobody_can_choose(run, env, show, options, option, told):
+def test_select_finds_its_way_past_options_nobody_can_choose(js, act, show, options, option, told):
     assert show(f"<select id=list>{options}</select>") == [f"select options {told} [1]"]
     for hidden in set(re.findall(r">(\w+)", options)) - set(re.findall(r'"(\w+)"', told)):
-        seen = run(env.step(Action("SELECT", ref="1", option=hidden)))
+        seen = act("SELECT", ref="1", option=hidden)
         assert seen.error == f'[1] has no option "{hidden}"'
-    assert run(env.step(Action("SELECT", ref="1", option=option))).error is None
-    assert run(script(env, "() => list.selectedOptions[0].text")) == option
+    assert act("SELECT", ref="1", option=option).error is None
+    assert js("() => list.selectedOptions[0].text") == option
 
 
-def test_a_list_tells_its_page_of_the_option_that_was_chosen_and_of_none_on_the_way(run, env, show):
+def test_a_list_tells_its_page_of_the_option_that_was_chosen_and_of_none_on_the_way(js, act, show):
     show(
         "<select id=list><option>One<option>Two<option label=Third>Three<option label=''>Four</select>",
         "told = []; for (const type of ['input', 'change']) "
         "list.addEventListener(type, (event) => told.push(type, list.value, event.isTrusted));",
     )
     for option, value in (("Four", "Four"), ("Third", "Three"), ("One", "One")):
-        seen = run(env.step(Action("SELECT", ref="1", option=option)))
+        seen = act("SELECT", ref="1", option=option)
         assert seen.error is None and f'value="{option}"' in seen.text
-        assert run(script(env, "() => told.splice(0)")) == [
+        assert js("() => told.splice(0)") == [
             "input",
             value,
             True,
@@ -317,36 +249,36 @@ def test_a_list_tells_its_page_of_the_option_that_was_chosen_and_of_none_on_the_
 
 @pytest.mark.parametrize("gap, far", [(300, False), (3000, True)])
 def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_view(
-    run, env, show, gap, far
+    js, act, show, gap, far
 ):
     show(
         f"<div style='height: 900px'></div><div id=a tabindex=0>A</div><div style='height: {gap}px'></div>"
         "<div id=b tabindex=0>B</div>",
         "down = null; onmousedown = (event) => { down = event.target.id; };",
     )
-    run(env.step(Action("CLICK", ref="1")))
-    seen = run(env.step(Action("DRAG", ref="1", to="2")))
+    act("CLICK", ref="1")
+    seen = act("DRAG", ref="1", to="2")
     assert seen.error == ("[1] and [2] are too far apart to be seen at once" if far else None)
-    assert run(script(env, "() => down")) == "a"
+    assert js("() => down") == "a"
 
 
 @pytest.mark.parametrize("way", [{"dx": 60, "dy": -5}, {"x": 90, "y": 25}, {"to": "2"}])
-def test_a_drag_ends_so_far_away_or_at_a_place_or_on_an_element(run, env, show, way):
+def test_a_drag_ends_so_far_away_or_at_a_place_or_on_an_element(js, act, show, way):
     show(
         "<div id=a tabindex=0 style='position: absolute; left: 20px; top: 20px; width: 20px; height: 20px'>"
         "</div><div id=b tabindex=0 style='position: absolute; left: 80px; top: 15px; width: 20px; "
         "height: 20px'></div>",
         "onmouseup = (event) => { up = [event.clientX, event.clientY]; };",
     )
-    assert run(env.step(Action("DRAG", ref="1", **way))).error is None
-    assert run(script(env, "() => up")) == [90, 25]
+    assert act("DRAG", ref="1", **way).error is None
+    assert js("() => up") == [90, 25]
 
 
-def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, show):
+def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(js, act, show):
     show("<input type=date id=day style='width: 140px'>")  # this page's own are 20 wide
     for text in ("2024-05-06", "05/06/2024"):
-        assert run(env.step(Action("TYPE", ref="1", text=text))).error is None
-        assert run(script(env, "() => day.value")) == "2024-05-06"
+        assert act("TYPE", ref="1", text=text).error is None
+        assert js("() => day.value") == "2024-05-06"
 
 
 @pytest.mark.parametrize(
@@ -354,19 +286,16 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
     [
         ("date", "2016-09-18"),
         ("time", "13:05"),
-        ("month", "2016-09"),
-        ("week", "2016-W38"),
-        ("datetime-local", "2016-09-18T13:05"),
         ("datetime-local step=0.001", "2016-09-18T13:05:07.123"),
     ],
 )
-def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env, show, kind, held):
+def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(js, act, show, kind, held):
     show(f"<input type={kind} value={held} style='width: 140px'>")
-    refused = run(env.step(Action("TYPE", ref="1", text="tomorrow")))
+    refused = act("TYPE", ref="1", text="tomorrow")
     assert "takes digits" in refused.error and f'value="{held}"' in refused.text
-    seen = run(env.step(Action("TYPE", ref="1", text="")))
+    seen = act("TYPE", ref="1", text="")
     assert seen.error is None and "value" not in seen.text
-    assert run(script(env, "() => document.querySelector('input').validity.badInput")) is False
+    assert js("() => document.querySelector('input').validity.badInput") is False
 
 
 @pytest.mark.parametrize(
@@ -374,10 +303,7 @@ def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env,
     [
         ("oklch(0.628 0.2577 29.23)", "red"),
         ("color(srgb 0 1 0)", "lime"),
-        ("hsl(240 100% 50%)", "blue"),
         ("rgb(37, 208, 37)", "green #25d025"),
-        ("#e7cbcb", "red #e7cbcb"),
-        ("#b8b8db", "blue #b8b8db"),
         ("#f06529", "orange #f06529"),
         ("#7cd2dc", "aqua #7cd2dc"),
         ("#d0d0d0", "#d0d0d0"),
@@ -392,14 +318,12 @@ def test_a_colour_is_told_however_it_is_written(show, css, said):
 # task, actions, lines that the page then shows: what a picture shows and the text once lacked
 STATES = [
     ("click-shades", [], ['icon "green #427b42" [1]']),
-    ("grid-coordinate", [], ['text "-2" at 16,137', 'text "2" at 70,67']),
     ("click-menu", [], ['item "Laurette" submenu [4]']),
     (
         "search-engine",
         [Action("TYPE", ref="1", text="Renda"), Action("CLICK", ref="2")],
         ['link "1" selected [6]', 'link "2" [7]'],
     ),
-    ("phone-book", [Action("CLICK", ref="5")], ['link "2" selected [']),
     (
         "use-slider-2",
         [Action("CLICK", ref="2")],
@@ -409,11 +333,6 @@ STATES = [
     (
         "text-editor",
         [Action("CLICK", ref="5"), Action("PRESS", key="Control+A")],
-        ['focused marked="'],
-    ),
-    (
-        "copy-paste",
-        [Action("CLICK", ref="1"), Action("PRESS", key="Control+A")],
         ['focused marked="'],
     ),
 ]
@@ -430,112 +349,52 @@ def test_what_a_picture_shows_of_a_pages_state_is_told(run, env, task, actions, 
         assert line in seen.text
 
 
-def test_a_field_that_refuses_typing_says_so(run, env):
+def test_a_field_that_refuses_typing_says_so(act, run, env):
     run(env.reset("use-spinner", 0))
-    seen = run(env.step(Action("TYPE", ref="1", text="7")))
+    seen = act("TYPE", ref="1", text="7")
     assert seen.error == "[1] took nothing of what was typed" and 'value="0"' in seen.text
     run(env.reset("enter-text", 0))
     for text in ("a", "b", "b"):  # another field takes it, and the same text again
-        assert run(env.step(Action("TYPE", ref="1", text=text))).error is None
+        assert act("TYPE", ref="1", text=text).error is None
     run(env.reset("focus-text-2", 0))
-    ended = run(
-        env.step(Action("TYPE", ref="1", text="a"))
-    )  # by the click that comes before the keys
+    ended = act("TYPE", ref="1", text="a")  # by the click that comes before the keys
     assert ended.outcome is not None and ended.error is None
 
 
-@pytest.mark.parametrize("key", ["Shift+Nope", "x+Nope", "x+y", "x+"])
-def test_a_refused_combination_does_nothing_and_leaves_no_key_down(run, env, show, key):
-    show("<input id=a autofocus>")
-    run(env.step(Action("CLICK", ref="1")))
-    assert "value" not in run(env.step(Action("PRESS", key=key))).text
-    run(env.step(Action("CLICK", ref="1")))
-    assert 'value="a"' in run(env.step(Action("PRESS", key="a"))).text
-
-
-@pytest.mark.parametrize(
-    "x, y, at", [(0, 0, (0, 0)), (159, 209, (159, 209)), (-5, 9, (0, 9)), (9, 999, (9, 209))]
-)
+@pytest.mark.parametrize("x, y, at", [(159, 209, (159, 209)), (-5, 9, (0, 9)), (9, 999, (9, 209))])
 @pytest.mark.parametrize("command, of", [("CLICK_AT", {}), ("DRAG", {"ref": "1"})])
-def test_coordinates_are_of_the_task_area_and_clamped_aloud(run, env, show, command, of, x, y, at):
+def test_coordinates_are_of_the_task_area_and_clamped_aloud(js, act, show, command, of, x, y, at):
     show("<button>b</button>", "addEventListener('mouseup', (event) => { window.at = event; })")
-    seen = run(env.step(Action(command, **of, x=x, y=y)))
-    assert tuple(run(script(env, "[at.clientX, at.clientY]"))) == at
+    seen = act(command, **of, x=x, y=y)
+    assert tuple(js("[at.clientX, at.clientY]")) == at
     assert (seen.error is None) == ((x, y) == at)
-
-
-SOLUTIONS = {
-    ("click-scroll-list", 0): ["SELECT 1 Corrine", "SELECT 1 Catherine", "CLICK 2"],
-    ("enter-date", 0): ["TYPE 1 05/20/2010", "CLICK 2"],
-    ("enter-time", 0): ["TYPE 1 9:37 PM", "CLICK 2"],
-    ("drag-items", 0): ["DRAG 5 3"],
-    ("scroll-text-2", 0): ["SCROLL 1 0 3000", "CLICK 2"],
-    ("use-slider", 0): ["CLICK 1", "PRESS ArrowLeft", "PRESS ArrowLeft", "CLICK 2"],
-    ("text-editor", 0): ["CLICK 5", "PRESS Control+A", "CLICK 4", "CLICK 6"],
-}
-
-
-@pytest.mark.parametrize("task, seed", SOLUTIONS)
-def test_each_kind_of_input_solves_a_page_that_needs_it(run, env, task, seed):
-    names = {"SELECT": ["ref", "option"], "TYPE": ["ref", "text"], "DRAG": ["ref", "to"], "PRESS": ["key"],
-             "SCROLL": ["ref", "dx", "dy"], "CLICK": ["ref"]}  # fmt: skip
-    run(env.reset(task, seed))
-    for step in SOLUTIONS[task, seed]:
-        command, *values = step.split(" ", len(names[step.split()[0]]))
-        kinds = [int if name in ("dx", "dy") else str for name in names[command]]
-        args = {
-            name: kind(value)
-            for name, kind, value in zip(names[command], kinds, values, strict=True)
-        }
-        seen = run(env.step(Action(command, **args)))
-        assert seen.error is None
-    assert (seen.outcome, seen.reward) == (Outcome.SOLVED, 1.0)
 
 
 # ---- when it is won ----
 
 
-def test_a_part_of_the_reward_is_not_a_success(run, env):
+def test_a_part_of_the_reward_is_not_a_success(act, run, env):
     """Two boxes, one is wrong: the page pays (1 - 1) / 2; the wrong card of find-greatest pays 0.1."""
     run(env.reset("click-checkboxes", 0))
-    seen = run(env.step(Action("CLICK", ref="3")))
+    seen = act("CLICK", ref="3")
     assert (seen.outcome, seen.reward) == (Outcome.FAILED, 0.0)
     run(env.reset("find-greatest", 0))
-    run(env.step(Action("CLICK", ref="1")))
-    seen = run(env.step(Action("CLICK", ref="4")))
+    act("CLICK", ref="1")
+    seen = act("CLICK", ref="4")
     assert seen.outcome is Outcome.FAILED and 0 < seen.reward < 1
 
 
-def test_the_first_verdict_stays_and_nothing_starts_again(run, env):
+def test_the_first_verdict_stays_and_nothing_starts_again(js, act, run, env):
     run(env.reset("click-test", 0))
-    won = run(env.step(Action("CLICK", ref="1")))
+    won = act("CLICK", ref="1")
     assert (won.outcome, won.reward) == (Outcome.SOLVED, 1.0)
-    run(script(env, "() => { core.endEpisode(-1); core.cover_div.click(); core.endEpisode(-1); }"))
+    js("() => { core.endEpisode(-1); core.cover_div.click(); core.endEpisode(-1); }")
     assert run(env._page.look()).verdict == 1.0
     assert run(env._page._tab.is_visible("#sync-task-cover")) is False
-    assert run(env.step(Action("CLICK_AT", x=80, y=100))) == won
+    assert act("CLICK_AT", x=80, y=100) == won
 
 
-def test_the_clock_is_off(run, env):
+def test_the_clock_is_off(js, run, env):
     for task in ("click-button", "login-user-popup"):
         run(env.reset(task, 0))
-        assert run(script(env, "[core.EPISODE_MAX_TIME, core.CD_TIMER]")) == [2**31 - 1, None]
-
-
-# ---- the same instance is the same episode ----
-
-
-@pytest.mark.parametrize("task", SUITES["demo"])
-def test_a_used_page_resets_to_what_a_fresh_one_shows(run, env, task):
-    async def episode():
-        seen = [await env.reset(task, 5)]
-        for line in seen[0].text.splitlines():
-            ref = (re.search(r"\[(\d+)\]$", line) or [None, "1"])[1]
-            field, click = Action("TYPE", ref=ref, text="ab"), Action("CLICK", ref=ref)
-            seen.append(await env.step(field if line.startswith("input") else click))
-        return seen
-
-    env._page.task = None  # loads the page anew
-    fresh = run(episode())
-    run(env.reset(task, 6))
-    assert run(episode()) == fresh
+        assert js("[core.EPISODE_MAX_TIME, core.CD_TIMER]") == [2**31 - 1, None]

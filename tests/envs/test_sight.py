@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from test_reset import anything
 
-from envs.actions import Action
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.elements import element
@@ -48,7 +47,6 @@ ARRIVING = {
 }  # fmt: skip
 "Of these events the first there is must be a real one, and meet the element."
 SWIFT = (
-    "click-color",
     "click-menu-2",
     "drag-circle",
     "grid-coordinate",
@@ -203,38 +201,11 @@ def instances(tasks, seeds: int, *rest) -> list[tuple]:
     return [(task, SEED + seed, *rest) for task in sorted(tasks) for seed in range(seeds)]
 
 
-# ---- what is drawn, and what the clock would change ----
-
-MENU = [Action("CLICK", ref="1")]
-LIST = [Action("SELECT", ref="1", option=name) for name in ("Corrine", "Catherine", "Corrine")]
-TOLD = [
-    # task, actions, what the instruction then says, what the page says
-    ("click-menu-2", MENU, "item with the icon-zoomout icon.", 'item "icon-zoomout Zoom Out" [5]'),
-    ("click-menu-2", MENU, "item with the icon-zoomout icon.", 'text "Print..."'),
-    ("use-colorwheel-2", [], "color #db3d03 with", 'text "Color:"'),
-    ("use-spinner", [Action("HOVER", ref="2")], "", 'button "spinner-button spinner-up" [2]'),
-    ("terminal", [], "", "Last login: Thu Jan 01 2026 user$"),
-    ("click-scroll-list", LIST[:2], "", 'value="Catherine", "Corrine" [1]'),
-    ("click-scroll-list", LIST, "", 'value="Catherine" [1]'),  # chosen again, it is let go
-]  # fmt: skip
-
-
-def test_icons_colours_and_choices_are_told_and_hovering_and_the_date_are_not():
-    async def untold(env, task, actions, asked, line):
-        seen = await env.reset(task, 0 if task == "click-scroll-list" else SEED)
-        for action in actions:
-            seen = await env.step(action)
-        return [] if asked in seen.instruction and line in seen.text else [(task, line, seen)]
-
-    assert all_complaints(untold, TOLD) == []
-
-
 # ---- that the eyes see: pages that change after they were told ----
 
 WAYS = (
-    "opacity: 0", "color: white; background: white; border: 0", "display: none", "visibility: hidden",
-    "position: absolute; left: -99px", "position: absolute; clip-path: circle(0)",
-    "font-size: 0; padding: 0; border: 0",
+    "opacity: 0", "color: white; background: white; border: 0", "position: absolute; left: -99px",
+    "position: absolute; clip-path: circle(0)",
 )  # fmt: skip
 CHANGES = [
     # the change, what is then wrong; p and b are a text and a button
@@ -247,7 +218,6 @@ CHANGES = [
     ("p.addEventListener('mousedown', () => 0)", ["not listed: <p"]),
     ("p.style.cursor = 'pointer'", ["not listed: <p"]),
     ("area.append(document.createElement('input'))", ["not listed: <input"]),
-    ("b.parentNode.onclick = () => 0", []),
     ("area.insertAdjacentHTML('beforeend', '<svg><text y=9>art</text></svg>')", ["not told: art"]),
     ("area.style = 'height: 9px; overflow: auto'", []),
     ("area.style = 'height: 9px; overflow: hidden'", ["not seen: button", 'told, not seen: text "plain"']),

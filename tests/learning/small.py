@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import tiny
+import toy
 from safetensors.torch import load_file
 
 from minidpo.data.pairs import outcome_pairs
@@ -12,21 +12,7 @@ from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.system.run_folder import RunFolder, records
 
-CLOCK = ("tokens_per_s", "peak_memory_mib")
-RIGHT, BOTH = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
-WRONG = tiny.write("link [3]", 'CLICK(ref="3")')
-GROUP = [
-    (RIGHT, "solved"),
-    (BOTH, "solved"),
-    ((WRONG,), "failed"),
-    ((tiny.CLICK_1, WRONG), "limit"),
-]
-DEMOS = [tiny.episode(BOTH if seed % 2 else RIGHT, seed=seed) for seed in range(3)]
-PLAYED = [
-    tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
-    for seed in range(2)
-    for index, (said, outcome) in enumerate(GROUP)
-]
+DEMOS, PLAYED = toy.DEMOS[:3], toy.ROLLOUTS[:8]  # the latter of two instances
 PAIRS = outcome_pairs(PLAYED)
 STEPS = {"steps": 5, "lr": 1e-3, "warmup": 2, "batch": 4, "save_every": 2}
 
@@ -59,5 +45,7 @@ def given(agent, options):
 
 def left(adapter):
     weights = {name: t.tolist() for name, t in load_file(adapter / lora.WEIGHTS).items()}
-    log = [{k: v for k, v in step.items() if k not in CLOCK} for step in records(adapter.parent)]
+    log = [
+        {k: v for k, v in step.items() if k not in toy.TIMES} for step in records(adapter.parent)
+    ]
     return weights, log

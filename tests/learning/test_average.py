@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_lora import IDS, tiny, trained
+from test_lora import tiny, trained
 
 from minidpo.learning.average import average, checked, cosine_of_a, mean
 from minidpo.memory import lora
@@ -65,16 +65,6 @@ def test_what_the_mean_adds_is_the_mean_of_what_each_adds_less_their_covariance(
     torch.testing.assert_close(averaged["lora_B"] @ averaged["lora_A"], products - covariance)
 
 
-@given(seeds, st.sampled_from([torch.bfloat16, torch.float16]))
-def test_halves_are_averaged_in_double_precision_and_rounded_once_to_fp32(seed, dtype):
-    adapters = [drawn(seed + i, dtype=dtype) for i in range(3)]
-    for name, tensor in mean(adapters, [1, 1, 2]).items():
-        exact = (
-            adapters[0][name].double() + adapters[1][name].double() + 2 * adapters[2][name].double()
-        ) / 4
-        assert tensor.dtype == torch.float32 and torch.equal(tensor, exact.float())
-
-
 @given(seeds)
 def test_the_cosine_is_1_of_the_same_a_whatever_b_and_near_0_of_strangers(seed):
     one, other = drawn(seed), drawn(seed + 1)
@@ -113,22 +103,6 @@ def after(tmp_path):
     )
 
 
-def logits(folder):
-    model = tiny(0, torch.float32)
-    lora.load(model, folder)
-    return model.double().head(model(IDS)).detach()
-
-
-def test_the_logits_of_the_mean_are_the_mean_of_the_logits_up_to_second_order(tmp_path, start):
-    errors = []
-    for size in (2e-3, 1e-3):
-        other = saved(tmp_path / f"{size}", seed=3, size=size)
-        run = RunFolder(tmp_path / f"mean of {size}", {})
-        middle = logits(average(run, (start, other)))
-        errors.append((middle - (logits(start) + logits(other)) / 2).norm())
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
-
-
 def test_it_writes_an_adapter_that_loads_for_the_same_base_alone(tmp_path, start, after):
     run = RunFolder(tmp_path / "mean", {})
     folder = average(run, (start, after), (3, 1))
@@ -158,20 +132,11 @@ def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(
     assert not (folder / scalar_head.FILE).exists()
 
 
-def test_adapters_that_have_gone_far_from_one_start_still_have_a_mean(tmp_path, start):
-    far = saved(tmp_path / "far", seed=5, size=0.25)  # its A has moved as far as it was long
-    tensors = [lora.read_weights(folder)[0] for folder in (start, far)]
-    assert 0.2 < cosine_of_a(*tensors) < 0.85
-    assert len(checked([start, far])[0]) == 2
-
-
 @pytest.mark.parametrize(
     "other, named",
     [
         ({"seed": 1}, "not trained from"),
-        ({"config": LoRAConfig(rank=4)}, "rank 4"),
         ({"config": LoRAConfig(rank=3, alpha=8)}, "alpha 8"),
-        ({"config": LoRAConfig(rank=3, targets=("q_proj",))}, "4 tensors"),
         ({"model": tiny(0, torch.float32, layers=1)}, "14 tensors"),
         ({"seed": 3, "size": 0.02, "model": tiny(5, torch.float32)}, lora.BASE_FINGERPRINT),
         ({"seed": 3, "size": float("nan")}, "not finite"),
@@ -190,7 +155,6 @@ def test_strangers_have_no_mean(tmp_path, start, other, named):
     [
         ({"metadata": {lora.BASE_DTYPE: "bfloat16"}}, "base_dtype is not that of"),
         ({"prefix": "not_"}, "holds no LoRA weights"),
-        ({"dtype": torch.int32}, "not floating point"),
         ({"dtype": torch.float8_e4m3fn}, "not floating point"),
     ],
 )

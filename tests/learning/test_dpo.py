@@ -4,18 +4,16 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from itertools import pairwise
+from unittest import mock
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from small import DEMOS, PAIRS, PLAYED, run_dpo, run_sft
-from test_sft import Killed, kill_at
 
 from minidpo.data.pairs import Pair, choose, outcome_pairs, unpaired
 from minidpo.learning import dpo as dpo_module
 from minidpo.learning.dpo import DPO, pair_loss_of
 from minidpo.learning.loss_table import LOSSES
-from minidpo.learning.training_run import example_indices
 from minidpo.memory import lora
 
 ln2 = pytest.approx(math.log(2), abs=1e-6)
@@ -45,37 +43,11 @@ def test_it_opens_a_margin_and_each_pair_is_on_record(agent, tmp_path):
     assert [json.loads(line) for line in lines] == [pair.provenance() for pair in pairs]
 
 
-def test_any_size_of_micro_batch_is_the_same_step(agent, tmp_path):
-    logs = []
-    for changes in ({"micro_tokens": 8192}, {"micro_tokens": 1}, {"recompute": True}):
-        machine = replace(agent.context.machine, **changes)
-        _, log = run_dpo(agent, tmp_path / str(len(logs)), machine=machine, nll=0.2)
-        logs.append(log[1:])  # at first all margins are 0 up to rounding: their signs mean nothing
-    for log in logs[1:]:
-        for record, expected in zip(log, logs[0], strict=True):
-            assert record == pytest.approx(expected, rel=1e-3, abs=1e-3)  # scores: 400 nats in fp32
-
-
-def test_killed_in_the_middle_it_ends_the_same_bit_for_bit(agent, tmp_path, monkeypatch):
-    whole = run_dpo(agent, tmp_path / "whole", nll=0.2)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_at(patch, 4)
-        run_dpo(agent, tmp_path / "run", nll=0.2)
-    assert run_dpo(agent, tmp_path / "run", nll=0.2) == whole
-    assert not (tmp_path / "run" / "state.safetensors").exists()
-
-
-def test_where_nothing_is_left_to_learn_for_a_whole_pass_it_ends(agent, tmp_path, monkeypatch):
-    """Eight pairs, four a step: two steps are a pass. Killed within the last pass, it ends as early."""
-    options = {"steps": 60, "lr": 2e-2, "beta": 5.0, "save_every": 1}
-    whole = run_dpo(agent, tmp_path / "whole", **options)
-    losses = [record["loss"] for record in whole[1]]
-    assert len(losses) < 60 and max(losses[-2:]) < 1e-3
-    assert all(max(two) >= 1e-3 for two in pairwise(losses[:-1]))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_at(patch, len(losses))
-        run_dpo(agent, tmp_path / "run", **options)
-    assert run_dpo(agent, tmp_path / "run", **options) == whole
+def test_where_nothing_is_left_to_learn_for_a_whole_pass_it_ends(agent, tmp_path):
+    """Eight pairs, four a step: two steps are a pass."""
+    _, log = run_dpo(agent, tmp_path, steps=60, lr=2e-2, beta=5.0)
+    losses = [record["loss"] for record in log]
+    assert len(losses) < 60 and max(losses[-2:]) < 1e-3 <= max(losses[-3:-1])
 
 
 # ---- the reference ----
@@ -86,7 +58,7 @@ def test_dropout_is_off_and_the_policy_itself_is_the_reference_unless_one_is_nam
     settings = json.loads((noisy / lora.CONFIG).read_text()) | {"lora_dropout": 0.5}
     (noisy / lora.CONFIG).write_text(json.dumps(settings))
     runs = [
-        run_dpo(agent, tmp_path / str(n), start=noisy, reference=reference)
+        run_dpo(agent, tmp_path / str(n), start=noisy, reference=reference, steps=2)
         for n, reference in enumerate((None, noisy))
     ]
     assert runs[0] == runs[1] and runs[0][1][0]["loss"] == ln2
@@ -109,12 +81,7 @@ def test_kept_scores_of_another_reference_are_refused(agent, tmp_path, monkeypat
     louder = shutil.copytree(agent.adapter, tmp_path / "louder")
     settings = json.loads((louder / lora.CONFIG).read_text()) | {"lora_alpha": 3.0}
     (louder / lora.CONFIG).write_text(json.dumps(settings))
-    moved = shutil.copytree(agent.adapter, tmp_path / "moved")
-    tensors = {name: tensor + 0.01 for name, tensor in load_file(moved / lora.WEIGHTS).items()}
-    save_file(tensors, moved / lora.WEIGHTS)
-    for n, changes in enumerate(
-        [{"start": louder}, {"start": moved}, {"pairs": PAIRS[:4]}, {"loss": "ipo_mean"}]
-    ):
+    for n, changes in enumerate([{"start": louder}, {"pairs": PAIRS[:4]}, {"loss": "ipo_mean"}]):
         out = tmp_path / str(n)
         out.mkdir()
         shutil.copy(tmp_path / "first" / "reference.safetensors", out)
@@ -167,15 +134,10 @@ def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(agent, tmp_path):
 def test_a_step_asks_for_examples_by_the_runs_seed_and_takes_an_instances_together(
     agent, tmp_path, monkeypatch
 ):
-    asked = []
-
-    def recorded(*given, labels):
-        asked.append((*given, labels))
-        return example_indices(*given, labels=labels)
-
-    monkeypatch.setattr(dpo_module, "example_indices", recorded)
+    asked = mock.Mock(wraps=dpo_module.example_indices)
+    monkeypatch.setattr(dpo_module, "example_indices", asked)
     run_dpo(agent, tmp_path, steps=1, batch=2, seed=7)
-    assert asked == [(0, 2, 8, 7, [pair.chosen.instance for pair in PAIRS])]
+    asked.assert_called_once_with(0, 2, 8, 7, labels=[pair.chosen.instance for pair in PAIRS])
 
 
 # ---- options ----
@@ -200,22 +162,13 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"loss": "ppo"}, "ppo"),
         ({"beta": -1.0}, "beta"),
         ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing"),
         ({"loss": "dmpo", "until": "token"}, "dmpo"),
         ({"loss": "kto", "until": "token"}, "kto"),
-        ({"lr": math.inf}, "lr"),
         ({"nll": math.nan}, "nll"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, named):
     with pytest.raises(ValueError, match=named):
         DPO(**options)
-
-
-def test_by_default_it_is_dpo_as_published():
-    """Rafailov et al. 2023: whole answers, beta 0.1, nothing beside the loss, one reference."""
-    options = DPO()
-    assert (options.loss, options.until, options.nll) == ("dpo", "end", 0.0)
-    assert pair_loss_of(options).parameters.beta == 0.1

@@ -12,7 +12,7 @@ from minidpo.data.batch import batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import DPO
-from minidpo.learning.explain import direction, explain, movements, tokens_of, written_logps
+from minidpo.learning.explain import explain, movements, tokens_of, written_logps
 from minidpo.memory import loading, lora
 
 
@@ -27,11 +27,10 @@ def shown(agent, capsys, adapter=None, reference=None, pairs=PAIRS, **options):
 def test_where_policy_and_reference_are_one_the_loss_is_log_2_and_the_gradient_half_of_beta(
     agent, capsys
 ):
-    numbers, text = shown(agent, capsys, beta=0.4)
+    numbers, _ = shown(agent, capsys, beta=0.4)
     assert numbers["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert numbers["gradient_chosen"] == pytest.approx(-0.2, abs=1e-4)
     assert numbers["gradient_rejected"] == pytest.approx(0.2, abs=1e-4)
-    assert "raises the chosen and lowers the rejected" in text
 
 
 def test_the_lines_add_up_to_the_scores(agent, capsys):
@@ -51,15 +50,6 @@ def test_the_lines_add_up_to_the_scores(agent, capsys):
         assert all(reference == policy for _, _, reference, policy in found)
 
 
-def test_every_token_is_there_or_folded_once(agent, capsys):
-    _, text = shown(agent, capsys)
-    for part in text.split("\nrejected\n"):
-        own = [int(n) for n in re.findall(r"^ +(\d+)     1 ", part, re.MULTILINE)]
-        folds = re.findall(r"^ +(\d+)     0 +(\d+) tokens", part, re.MULTILINE)
-        folded = [t for start, n in folds for t in range(int(start), int(start) + int(n))]
-        assert sorted(own + folded) == list(range(len(own) + len(folded)))
-
-
 def test_a_trained_adapter_against_where_it_began_shows_what_moved(agent, tmp_path, capsys):
     run_dpo(agent, tmp_path, lr=1e-2)
     trained = tmp_path / "adapter"
@@ -74,22 +64,13 @@ def test_a_trained_adapter_against_where_it_began_shows_what_moved(agent, tmp_pa
     assert gap > 0.01
 
 
-@pytest.mark.parametrize("loss", ["kto", "simpo", "orpo", "ipo_mean"])
+@pytest.mark.parametrize("loss", ["kto", "orpo"])
 def test_other_losses_are_explained_by_their_own_rules(agent, capsys, loss):
     numbers, text = shown(agent, capsys, loss=loss)
     assert math.isfinite(numbers["loss"]) and numbers["gradient_chosen"] < 0
-    assert ("none" in text) == (loss in ("simpo", "orpo"))
-    if loss in ("simpo", "orpo"):  # as in training, whose first log has a margin
+    assert ("none" in text) == (loss == "orpo")
+    if loss == "orpo":  # as in training, whose first log has a margin
         assert numbers["margin"] != 0
-
-
-def test_ktos_baseline_is_made_of_all_pairs_also_where_a_step_has_one(agent, capsys):
-    assert math.isfinite(shown(agent, capsys, loss="kto", batch=1)[0]["loss"])
-
-
-def test_where_the_gradient_is_zero_a_score_is_left_and_neither_raised_nor_lowered():
-    for gradient, said in ((-0.1, "raises"), (0.0, "leaves"), (-0.0, "leaves"), (0.1, "lowers")):
-        assert direction(gradient) == said
 
 
 def test_tokens_are_the_dialogue_and_their_log_probs_its_score(agent):

@@ -101,7 +101,7 @@ def test_the_first_step_is_reinforce():
     """Every ratio is 1 and nothing is clipped. An episode that a step meets twice counts once."""
     model, episodes = tiny.adapted(dtype=torch.float64), [*group(1), *group(2)]
     data, advantages = rollouts(episodes), gigpo_advantages(episodes)
-    loss, gradient, numbers = step(model, data, [*range(8), 0, 1], data.by_token(advantages))
+    _, gradient, numbers = step(model, data, [*range(8), 0, 1], data.by_token(advantages))
     assert numbers["ratio"] == pytest.approx(1, abs=1e-6) and numbers["clip_share"] == 0
     assert numbers["kl_to_reference"] == pytest.approx(0, abs=1e-9) and numbers["entropy"] > 0
     written = sum(len(dialogue.written) for dialogue in data.dialogues)
@@ -112,11 +112,6 @@ def test_the_first_step_is_reinforce():
     reinforce.backward()
     for name, value in gradient.items():
         torch.testing.assert_close(model.get_parameter(name).grad, value, rtol=1e-5, atol=1e-9)
-    assert loss == pytest.approx(
-        -sum((a[list(d.written)]).sum().item() for a, d in zip(advantages, data.dialogues))
-        / written,
-        abs=1e-6,
-    )
 
 
 @MACHINES
@@ -234,10 +229,8 @@ def test_who_did_not_play_the_rollouts_cannot_learn_from_them():
     "changes",
     [
         {"policy": "expert"},
-        {"policy": "dagger"},
         {"forced": 1},
         {"sampling": {"temperatures": [0.5, 1.0]}},
-        {"sampling": {"temperature": 0.5}},
         {"sampling": {"temperature": 1.0, "top_p": 0.9}},
     ],
 )

@@ -33,7 +33,7 @@ from minidpo.model.chat import Dialogue
 
 CPU = torch.device("cpu")
 SYSTEM = tiny.SYSTEM_PROMPT
-few = settings(max_examples=30)
+few = settings(max_examples=20)
 budgets = st.builds(Machine, micro_tokens=st.integers(1, 100), tree_tokens=st.integers(1, 60))
 
 
@@ -157,11 +157,6 @@ def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
         tokenise([Pair(RIGHT, same)], tiny.chat(), 1024, SYSTEM, "end")
 
 
-def test_a_trajectory_too_long_is_refused_by_name():
-    with pytest.raises(ValueError, match="click-button seed 1 episode 0"):
-        tokenise([Pair(RIGHT, WRONG)], tiny.chat(), 9, SYSTEM, "end")
-
-
 # KTO's baseline
 
 
@@ -218,16 +213,17 @@ def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it
     assert len(baselines) > 1 and min(baselines) >= 0
 
 
-@pytest.mark.parametrize("loss", ["kto", "dmpo"])
-def test_a_small_budget_of_tokens_is_the_same_training(agent, tmp_path, loss):
-    """Above all KTO's: its baseline is the whole step's, however the step is cut. And depth first."""
+def test_a_small_budget_of_tokens_is_the_same_training(agent, tmp_path):
+    """KTO's baseline is the whole step's, however the step is cut. And depth first."""
     large = replace(agent.context.machine, micro_tokens=8192, tree_tokens=8192)
     small = replace(large, micro_tokens=64, tree_tokens=64)
     pairs = unpaired(PLAYED, 1)
     walked = mock.Mock(wraps=batches.read_depth_first)
     with mock.patch.object(batches, "read_depth_first", walked):
         logs = [
-            run_dpo(agent, tmp_path / str(n), pairs, machine=machine, loss=loss, nll=0.1)[1]
+            run_dpo(agent, tmp_path / str(n), pairs, machine=machine, loss="kto", nll=0.1, steps=3)[
+                1
+            ]
             for n, machine in enumerate((large, small, replace(small, depth_first=True)))
         ]
     assert walked.called

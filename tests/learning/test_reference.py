@@ -52,15 +52,6 @@ def test_a_damaged_file_is_named_with_the_way_out(tmp_path, content):
         cached(path, "a key", never)
 
 
-def test_scores_that_cannot_be_made_leave_no_file(tmp_path):
-    def fail():
-        raise ValueError("click-link seed 2: its score is nan")
-
-    with pytest.raises(ValueError, match="click-link seed 2"):
-        cached(tmp_path / "reference.safetensors", "a key", fail)
-    assert list(tmp_path.iterdir()) == []
-
-
 @given(rows, st.data())
 def test_one_changed_token_turn_weight_or_setting_is_another_key(rows, data):
     one = key("weights", dialogues(rows), "sum None")

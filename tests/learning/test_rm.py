@@ -7,7 +7,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_grpo import CPU, HERE, MACHINES, RIGHT, WORLD, WRONG, rollouts
+from test_grpo import CPU, MACHINES, RIGHT, WORLD, WRONG, rollouts
 
 from minidpo.data.batch import read_states
 from minidpo.data.pairs import NothingToLearn, Pair
@@ -16,7 +16,6 @@ from minidpo.data.values import values_of
 from minidpo.learning.preferences import pair_batches, tokenise
 from minidpo.learning.rm import (
     SETTINGS,
-    OrderedPairs,
     RewardModel,
     ValuedTurns,
     best_of_n,
@@ -28,8 +27,6 @@ from minidpo.learning.rm import (
     step_rewards,
 )
 from minidpo.learning.rollouts import Rollouts
-from minidpo.memory.plan import dpo_load, setup_of, step_plan
-from minidpo.model.checkpoint import NANO
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import RunFolder, records
@@ -183,19 +180,6 @@ def test_a_step_reward_is_read_at_the_turns_last_token_and_the_loss_is_a_mean_ov
     torch.testing.assert_close(gradient, head.weight.grad, rtol=1e-7, atol=1e-8)
 
 
-def test_swapped_pairs_turn_the_accuracy_round_and_a_constant_does_nothing():
-    data = tokenise(pairs(range(2)), tiny.chat(), 1024, WORLD.system_prompt, "end")
-    swapped = data._replace(pairs=[(rejected, chosen) for chosen, rejected in data.pairs])
-    rewards = torch.randn(len(data.dialogues), generator=torch.Generator().manual_seed(1)).double()
-    rewards[data.pairs[0][0]] = rewards[data.pairs[0][1]]  # a tie
-    found, other, shifted = (
-        OrderedPairs(part).judge(reward)["held_out"]
-        for part, reward in ((data, rewards), (swapped, rewards), (data, rewards + 7))
-    )
-    assert found["accuracy"] == pytest.approx(1 - other["accuracy"])
-    assert shifted["calibration_error"] == pytest.approx(found["calibration_error"])
-
-
 def test_what_held_out_turns_say_by_hand():
     """Off by 0.25, 0.5, 0.5 and 0. One instance has three turns with the values 1, 0 and 1: two pairs, of
     which the rewards 0.75, 0.5 and 0.5 have one and tie in one. The lone turn of the other makes none."""
@@ -248,26 +232,3 @@ def test_a_pick_is_the_oracles_by_the_verdict_random_without_rewards_and_blind_t
     moved = list(zip(attempts, rewards))
     order.shuffle(moved)
     assert best_of_n(*zip(*moved)) == pytest.approx(found)
-
-
-def test_the_best_of_two_instances_by_hand():
-    """The first picks the solved of two; the second has a tie of one solved and one not, and a failure."""
-    outcomes = [(0, "failed"), (0, "solved"), (1, "solved"), (1, "failed"), (1, "failed")]
-    attempts = [
-        tiny.episode("a", outcome, seed=seed, index=n) for n, (seed, outcome) in enumerate(outcomes)
-    ]
-    found = best_of_n(attempts, [0.1, 0.2, 5.0, 5.0, -1.0])
-    assert (found["picked"], found["oracle"], found["instances"]) == (0.75, 1.0, 2)
-    assert found["random"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-
-
-def test_a_plan_counts_the_heads_that_a_step_has():
-    """A vocabulary's logits take more than a reward; PPO has both. A scalar head's own numbers are few."""
-    plans = [
-        step_plan(setup_of(NANO, HERE), dpo_load(HERE, heads=heads))
-        for heads in ("scalar", "vocabulary", "both")
-    ]
-    peaks = [plan.phases["head and its logits"] for plan in plans]
-    assert peaks == sorted(peaks) and len(set(peaks)) == 3
-    own = [plan.held.get("scalar head", 0) for plan in plans]
-    assert own == [4 * 4 * 256, 0, 4 * 4 * 256]  # weights, gradients and two moments of C numbers

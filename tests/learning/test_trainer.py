@@ -23,25 +23,27 @@ class Rows:
         self.names = [f"row {i}" for i in range(len(x))]
 
 
-def toy(
-    folder,
-    micro=4,
-    after=lambda step: None,
-    steps=STEPS,
-    save_every=3,
-    dropout=0.2,
-    lr=0.05,
-    fail=None,
-    clip=0.5,
-):
-    """A small fit with dropout by SGD and AdamW: the run and the net. `fail(step)` is asked before a step,
-    `after(step)` behind its log."""
+def start(dropout):
+    """The net of the toy problem, its inputs (8,3) and targets (8,)."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
     with torch.no_grad():
         for i, weight in enumerate(net.parameters()):
             weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+    return net, torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+
+
+def toy(
+    folder,
+    micro=4,
+    after=lambda step: None,
+    steps=STEPS,
+    dropout=0.2,
+    fail=None,
+):
+    """A small fit with dropout by AdamW at two rates: the run and the net. `fail(step)` is asked before a step,
+    `after(step)` behind its log."""
+    net, x, y = start(dropout)
 
     def batches(step):
         if fail:
@@ -55,10 +57,12 @@ def toy(
         loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
-    optimizers = [
-        torch.optim.SGD([net[0].weight, net[2].weight], lr=lr, momentum=0.9),
-        torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr),
-    ]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [net[0].weight, net[2].weight], "lr": 0.05},
+            {"params": [net[0].bias, net[2].bias], "lr": 0.1},
+        ]
+    )
 
     class Watched(RunFolder):
         def log(self, record):
@@ -69,13 +73,11 @@ def toy(
     train(
         run,
         net.train(),
-        optimizers,
+        optimizer,
         batches=batches,
         score=score,
         objective=objective,
-        settings=StepSettings(
-            Optimizer(steps=steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"
-        ),
+        settings=StepSettings(Optimizer(steps=steps, warmup=2, clip=0.5, save_every=3), 5, "toy"),
     )
     return run, net
 
@@ -126,10 +128,17 @@ def test_killed_before_a_step_or_after_its_log_the_run_goes_on_the_same_bit_for_
     assert log(run) == log(whole)
 
 
-def test_a_run_that_was_killed_behind_its_last_step_is_not_trained_further(tmp_path):
-    _, net = toy(tmp_path / "run")
-    run, other = toy(tmp_path / "run", fail=lambda step: pytest.fail("a step more"))
-    assert torch.equal(weights(other), weights(net)) and len(log(run)) == STEPS
+def fit(folder, net, optimizer=None, *, steps=1, seed=1, clip=100.0, pass_steps=None, **functions):
+    """Steps of SGD at rate 1, or of another optimizer, on the sum of the scores; all logged and kept."""
+    functions = {
+        "batches": lambda step: [Rows([1], None, 1)],
+        "objective": lambda rows, scores: (scores.sum(), {}),
+        **functions,
+    }
+    options = Optimizer(steps=steps, warmup=0, clip=clip, save_every=1)
+    settings = StepSettings(options, seed, "", pass_steps=pass_steps)
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=1.0)
+    train(RunFolder(folder, {}), net, optimizer, settings=settings, **functions)
 
 
 @pytest.mark.parametrize("killed", [None, 2, 5, 6])
@@ -140,21 +149,13 @@ def test_it_ends_when_the_loss_was_below_a_thousandth_for_a_whole_pass(tmp_path,
 
     def run(killed):
         def batches(step):
-            if step == killed:
-                raise Killed
-            return [step]
+            kill_at(killed)(step)
+            return [Rows([1], losses[step], 1)]
 
-        settings = StepSettings(Optimizer(steps=8, warmup=0, save_every=1), 1, "", pass_steps=3)
-        train(
-            folder := RunFolder(tmp_path, {}),
-            net,
-            [torch.optim.SGD(net.parameters(), lr=1.0)],
-            batches=lambda step: [Rows([1], losses[step], 1) for _ in batches(step)],
-            score=lambda rows: net.weight[0],
-            objective=lambda rows, scores: (0 * scores.sum() + rows.y, {}),
-            settings=settings,
-        )
-        return [record["loss"] for record in records(folder.folder)]
+        functions = {"batches": batches, "score": lambda rows: net.weight[0]}
+        functions["objective"] = lambda rows, scores: (0 * scores.sum() + rows.y, {})
+        fit(tmp_path, net, steps=8, pass_steps=3, **functions)
+        return [record["loss"] for record in records(tmp_path)]
 
     if killed is not None:
         with pytest.raises(Killed):
@@ -168,70 +169,34 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     """SGD at rate 1 moves by the gradient, here 100 for each of three weights: by 0.5 if clipped to that."""
     net = nn.Linear(3, 1, bias=False)
     before = net.weight.detach().clone()
-    train(
-        RunFolder(tmp_path, {}),
-        net,
-        [torch.optim.SGD(net.parameters(), lr=1.0)],
-        batches=lambda step: [Rows([1], None, 1)],
-        score=lambda rows: net.weight.sum()[None],
-        objective=lambda rows, scores: (100 * scores.sum(), {}),
-        settings=StepSettings(Optimizer(steps=1, warmup=0, clip=0.5, save_every=1), 1, ""),
-    )
+    fit(tmp_path, net, clip=0.5, score=lambda rows: 100 * net.weight.sum()[None])
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
-
-
-def one_step(folder, *optimizers, net):
-    train(
-        RunFolder(folder, {}),
-        net,
-        optimizers,
-        batches=lambda step: [Rows([1], None, 1)],
-        score=lambda rows: sum(p.sum() for p in net.parameters())[None],
-        objective=lambda rows, scores: (scores.sum(), {}),
-        settings=StepSettings(Optimizer(steps=1, warmup=0, clip=100.0, save_every=1), 1, ""),
-    )
 
 
 def test_a_last_step_that_leaves_a_weight_infinite_is_an_error_and_nothing_is_kept(tmp_path):
     net = nn.Linear(1, 1)
+    too_far = torch.optim.SGD(net.parameters(), lr=float("inf"))
     with pytest.raises(ValueError, match="step 1: a weight is not finite"):
-        one_step(tmp_path, torch.optim.SGD(net.parameters(), lr=float("inf")), net=net)
+        fit(tmp_path, net, too_far, score=lambda rows: net.weight[0] + net.bias)
     assert not list(tmp_path.glob("*state*")) and not records(tmp_path)
 
 
 def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
-    def masks(seed):
-        net, seen = nn.Linear(1, 1), []
+    net, seen = nn.Linear(1, 1), []
 
-        def score(rows):
-            seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
-            return net.weight[0]
+    def score(rows):
+        seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
+        return net.weight[0]
 
-        train(
-            RunFolder(tmp_path / str(seed), {}),
-            net,
-            [torch.optim.SGD(net.parameters(), lr=0.1)],
-            batches=lambda step: [Rows([1], None, 1)],
-            score=score,
-            objective=lambda rows, scores: (scores.sum(), {}),
-            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=9), seed, ""),
-        )
-        return seen
-
-    assert len({*masks(1), *masks(2)}) == 6
+    for seed in (1, 2):
+        fit(tmp_path / str(seed), net, steps=3, seed=seed, score=score)
+    assert len(set(seen)) == 6
 
 
 def test_what_is_logged_is_what_was_done(tmp_path):
     run, _ = toy(tmp_path, dropout=0.0, micro=8, steps=1)
     (record,) = records(run.folder)
-    before = nn.Sequential(
-        nn.Linear(3, 4), nn.Linear(4, 1)
-    )  # the toy's start, one step of gradient by hand
-    with torch.no_grad():
-        for i, weight in enumerate(before.parameters()):
-            weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
-    g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+    before, x, y = start(dropout=0.0)  # one step of gradient by hand
     loss = ((before(x).squeeze(1) - y) ** 2).mean()
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm()
@@ -243,31 +208,21 @@ def test_what_is_logged_is_what_was_done(tmp_path):
     assert all(record[name] > 0 for name in TIMES) and norm > 0.5  # logged before clipping
 
 
-@pytest.mark.parametrize(
-    "start, says",
-    [
-        (0.0, "step 1: the loss is 0.0, the norm of its gradient inf"),
-        (-1.0, "step 1: the loss is nan"),
-    ],
-)
+@pytest.mark.parametrize("start, says", [(0.0, "its gradient inf"), (-1.0, "the loss is nan")])
 def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(
     tmp_path, start, says
 ):
     """The square root of 0 has a value and no gradient, that of -1 neither."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.constant_(net.weight, start)
-    run = RunFolder(tmp_path, {})
-    with pytest.raises(ValueError, match=says):
-        train(
-            run,
+    with pytest.raises(ValueError, match=f"step 1: .*{says}"):
+        fit(
+            tmp_path,
             net,
-            [torch.optim.AdamW(net.parameters())],
-            batches=lambda step: [Rows([1], None, 1)],
             score=lambda rows: net.weight[0],
             objective=lambda rows, scores: (scores.sqrt().sum(), {}),
-            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=1), 1, ""),
         )
-    assert records(run.folder) == [] and run.load_state() is None
+    assert records(tmp_path) == [] and RunFolder(tmp_path, {}).load_state() is None
 
 
 @pytest.mark.parametrize("odd", ["nan", "-inf"])
@@ -276,19 +231,16 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
 ):
     """Even where the loss would not show it: a hinge or a sigmoid is flat at infinity."""
     net = nn.Linear(1, 1, bias=False)
-    before, run = net.weight.item(), RunFolder(tmp_path, {})
-    wrong = torch.tensor([0.0, float(odd)])
+    before, wrong = net.weight.item(), torch.tensor([0.0, float(odd)])
     with pytest.raises(ValueError, match=f"row 1: its score is {odd}"):
-        train(
-            run,
+        fit(
+            tmp_path,
             net,
-            [torch.optim.AdamW(net.parameters())],
             batches=lambda step: [Rows([1, 2], None, 1)],
             score=lambda rows: net.weight[0] + wrong,
             objective=lambda rows, scores: (scores[0], {}),
-            settings=StepSettings(Optimizer(steps=3, warmup=0, save_every=1), 1, ""),
         )
-    assert records(run.folder) == [] and net.weight.item() == before
+    assert records(tmp_path) == [] and net.weight.item() == before
 
 
 @given(st.integers(1, 300), st.integers(0, 50))

@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.data.batch import batch_scores, collate
-from minidpo.memory import advice, lora, plan
+from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.advice import longest
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (
     GIB,
     MIB,
     Machine,
-    row_length,
 )
 from minidpo.memory.plan import (
     PUBLISHED,
@@ -43,8 +41,6 @@ ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
 SMALL = ModelConfig(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-# planned 15 times as fast
-LITTLE = ModelConfig(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)
 LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
 
 
@@ -56,10 +52,6 @@ def setup(
 
 def seven(machine=LAPTOP, optimizer="adamw8bit", config=SEVEN):
     return setup(config, machine, optimizer, torch.bfloat16, cuda=True)
-
-
-def little(machine=LAPTOP, optimizer="adamw8bit"):
-    return seven(machine, optimizer, LITTLE)
 
 
 # the bytes of a block, counted on the meta device
@@ -296,39 +288,6 @@ def test_a_7b_in_nf4_is_counted_term_by_term():
     assert plan.held["optimizer"] == pytest.approx(trained * (2 + 8 / 256), rel=1e-4)
     assert plan.held["block inputs"] == 28 * 2048 * 3584 * 2
     assert plan.peak < 6.5 * GIB
-
-
-@few
-@given(st.booleans(), st.integers(1, 64))
-def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
-    given = setup(cuda=True)
-    whole = [
-        step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)
-    ]
-    limit = whole[0] + (whole[1] - whole[0]) * share / 65
-    n = longest(given, limit, pair)
-    tokens = [row_length((1 + pair) * m) for m in (n, n + advice.STEP)]
-    fits, not_any_more = (step_plan(given, Load(1, t, t, pair)).peak for t in tokens)
-    assert fits <= limit < not_any_more
-
-
-# what it says
-
-
-def test_each_setting_that_is_named_saves_what_is_said():
-    given = little(Machine(device="cuda", quantize="nf4"), "adamw")
-    saved = advice.savings(given, plan.dpo_load)
-    assert "--machine.quantize nf4" not in saved and len(saved) >= 3  # it is set
-    before = step_plan(given, plan.dpo_load(given.machine)).peak
-    for word, changed in (
-        ("recompute", given.on(recompute=True)),
-        ("adamw8bit", given._replace(optimizer="adamw8bit")),
-        ("rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
-        ("tree-tokens 1024", given.on(micro_tokens=384, tree_tokens=1024)),
-    ):
-        less = step_plan(changed, plan.dpo_load(changed.machine)).peak
-        named = sum(size for name, size in saved.items() if word in name)
-        assert named == pytest.approx(max(0, before - less), abs=2**19)  # less is not named
 
 
 # shapes

@@ -142,6 +142,7 @@ def test_an_episode_without_pictures_is_told_in_words(tmp_path, request, capsys)
         "n": 3
     }
     result = {"headline": "sft is kept", "agents": {"sft": {"all": row, "tasks": {"a": row}}}}
+    result |= {"date": "2026-11-29", "machine": "a machine"}
 
     def report(world):
         replay.write_report(

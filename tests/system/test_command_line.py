@@ -87,20 +87,12 @@ def test_file_and_flags_are_judged_together(toml):
     assert parsed(BrowseCommand, "--config", path, "--steps", "3").goal == "g"
 
 
-@pytest.mark.parametrize(
-    "text, flags, to_blame",
-    [
-        ("stepps = 3\n", ["--url", "u", "--goal", "g"], True),
-        ('url = "u"\nsteps = "x"\n', ["--goal", "g"], True),
-        ("steps = 3\n", ["--url", "u"], False),
-        ("steps = 3\n", ["--url", "u", "--goal", "g", "--stepps", "3"], False),
-    ],
-)
-def test_a_file_is_named_if_it_is_to_blame(toml, text, flags, to_blame):
+@pytest.mark.parametrize("text", ["stepps = 3\n", 'steps = "x"\n', "steps = 3\n"])
+def test_a_file_is_named_in_the_error(toml, text):
     path = toml(text)
     with pytest.raises(ValueError) as error:
-        parsed(BrowseCommand, *flags, "--config", path)
-    assert str(error.value).startswith(path) == to_blame and "\n" not in str(error.value)
+        parsed(BrowseCommand, "--url", "u", "--config", path)
+    assert str(error.value).startswith(path) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +102,6 @@ def test_a_file_is_named_if_it_is_to_blame(toml, text, flags, to_blame):
         (["--machine.dtype", "fp8"], "'fp8'"),
         (["--sft.stepss", "3"], "is it --sft.steps?"),
         (["--max-steps", "3"], "is it --sft.steps?"),
-        (["--learning-rate", "3"], "is it --sft.lr?"),
         (["--seed", "-1"], "seed"),
         (["--data", "a", "--data=b"], "--data is given twice"),
         (["--machine.recompute", "--machine.no-recompute"], "given twice"),

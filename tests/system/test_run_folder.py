@@ -26,18 +26,6 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
         RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
 
 
-def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(
-    tmp_path,
-):
-    RunFolder(tmp_path, CONFIG).begin()
-    (tmp_path / "metrics.jsonl").touch()
-    newer = {**CONFIG, "lora": {**CONFIG["lora"], "rank": 8}}
-    RunFolder(tmp_path, newer, defaults={"lora": {"rank": 8}, "lr": 5.0})
-    for defaults in ({"lora": {"rank": 4}}, {}):
-        with pytest.raises(ValueError, match="other settings .*lora.rank"):
-            RunFolder(tmp_path, newer, defaults=defaults)
-
-
 def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
     run = {
         "out": "runs/a",
@@ -47,7 +35,9 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
         "golden": None,
         "data_sha256": ["1"],
         "adapter": "a/sft/adapter",
-        "adapter_sha256": ["2", "3"],
+        "adapter_sha256": "2",
+        "reference": None,
+        "reference_sha256": None,
         "dpo": {"lr": 1e-3, "save_every": 25},
         "machine": {"pages": 16, "dtype": "auto"},
     }
@@ -61,10 +51,12 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
     }
     assert changed_settings(run, {**run, **moved}) == ""
     for changes, says in (
-        ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
-        ({"golden": "g.jsonl"}, "golden False, now True"),
+        ({"adapter_sha256": "3"}, "adapter of other content"),
+        ({"golden": "g.jsonl", "data_sha256": ["1", "4"]}, "data of other content"),
+        ({"reference": "r", "reference_sha256": "5"}, "reference of other content"),
         ({"model": "/b/nano"}, "model nano, now /b/nano"),
         ({"machine": {"dtype": "bfloat16"}}, "machine.dtype auto, now bfloat16"),
+        ({"rank": 8}, "rank None, now 8"),
     ):
         assert changed_settings(run, {**run, **moved, **changes}) == says
 
