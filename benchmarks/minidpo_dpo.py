@@ -68,7 +68,7 @@ def train_timed(
     train(
         run,
         model,
-        [optimizer],
+        optimizer,
         batches=step_batches,
         score=lambda batch: batch_scores(model, batch.trees),
         objective=objective,

@@ -25,9 +25,8 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "DOUBLE_CLICK": [{"ref": str}],
     "HOVER": [{"ref": str}],
     "TYPE": [{"ref": str, "text": str}],
-    "SELECT": [
-        {"ref": str, "option": str}
-    ],  # in a list of several choices a second SELECT undoes the first
+    # in a list of several choices a second SELECT undoes the first
+    "SELECT": [{"ref": str, "option": str}],
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
     "DRAG": [
@@ -92,9 +91,8 @@ def render(action: Action) -> str:
     >>> render(Action("TYPE", ref="4", text='say "hi"'))
     'TYPE(ref="4", text="say \\"hi\\"")'
     """
-    return (
-        f"{action.command}({', '.join(f'{name}={_literal(value)}' for name, value in action.args)})"
-    )
+    args = ", ".join(f"{name}={_literal(value)}" for name, value in action.args)
+    return f"{action.command}({args})"
 
 
 def _literal(value: str | int) -> str:
@@ -148,9 +146,7 @@ def parse(text: str) -> Action:
 def _value(argument: re.Match, kind: type) -> str | int:
     """The value as the type that its form asks for; text that is no whole number stays a string."""
     quoted = argument[2] if argument[2] is not None else argument[3]
-    value = (
-        argument[4]
-        if quoted is None
-        else _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
-    )
+    value = argument[4]
+    if quoted is not None:
+        value = _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
     return int(value) if kind is int and re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value

@@ -40,28 +40,24 @@ class Exercise(NamedTuple):
     laws: tuple[Callable, ...]
 
 
+DPO = (
+    *SEES_H_ALONE,
+    loss.is_log_2_where_the_policy_is_the_reference,
+    loss.pulls_with_half_of_beta_at_first,
+    loss.pulls_in_proportion_to_the_chance_of_being_wrong,
+    loss.is_the_loss_at_beta_1_of_beta_times_the_log_probs,
+    loss.is_finite_in_float32_at_margins_of_thousands,
+    loss.still_pulls_a_pair_that_is_hopelessly_lost,
+)
+IPO = (
+    *SEES_H_ALONE,
+    loss.is_0_where_h_is_1_over_2_beta,
+    loss.is_never_negative,
+    loss.bends_like_h_squared,
+)
 EXERCISES = {
-    1: Exercise(
-        "dpo_loss",
-        (
-            *SEES_H_ALONE,
-            loss.is_log_2_where_the_policy_is_the_reference,
-            loss.pulls_with_half_of_beta_at_first,
-            loss.pulls_in_proportion_to_the_chance_of_being_wrong,
-            loss.is_the_loss_at_beta_1_of_beta_times_the_log_probs,
-            loss.is_finite_in_float32_at_margins_of_thousands,
-            loss.still_pulls_a_pair_that_is_hopelessly_lost,
-        ),
-    ),
-    2: Exercise(
-        "ipo_loss",
-        (
-            *SEES_H_ALONE,
-            loss.is_0_where_h_is_1_over_2_beta,
-            loss.is_never_negative,
-            loss.bends_like_h_squared,
-        ),
-    ),
+    1: Exercise("dpo_loss", DPO),
+    2: Exercise("ipo_loss", IPO),
     3: Exercise("scores", scores.SCORES),
     4: Exercise("token_logps", head.LAWS),
     5: Exercise("visible", masks.CACHE),
@@ -89,11 +85,12 @@ def broken_laws(number: int, function: Callable) -> dict[str, str]:
     """Each law's name, and why it does not hold; "" where it does."""
     found = {}
     for law in EXERCISES[number].laws:
-        found[law.__name__.replace("_", " ")] = ""
+        name = law.__name__.replace("_", " ")
         try:
             law(function)
+            found[name] = ""
         except AssertionError as broken:
-            found[law.__name__.replace("_", " ")] = str(broken)
+            found[name] = str(broken)
     return found
 
 
@@ -121,15 +118,13 @@ def check(number: int, path: Path) -> int:
     for law, why in sorted(broken.items(), key=lambda item: item[1] != ""):
         print(f"does not hold  {law}: {why}" if why else f"holds          {law}")
     wrong = sum(map(bool, broken.values()))
-    following = (
-        f"; next: python -m minidpo.exercises {number + 1}" if number < len(EXERCISES) else ""
-    )
-    print(
-        f"{wrong} of {len(broken)} laws broken"
-        if wrong
-        else f"all {len(broken)} laws hold: {name} is right{following}"
-    )
-    return int(wrong > 0)
+    if wrong:
+        print(f"{wrong} of {len(broken)} laws broken")
+        return 1
+    print(f"all {len(broken)} laws hold: {name} is right")
+    if number < len(EXERCISES):
+        print(f"next: python -m minidpo.exercises {number + 1}")
+    return 0
 
 
 def main(arguments: list[str]) -> int:

@@ -6,11 +6,11 @@ its tokens and numbers. The same program started again finds what is done and go
 not. A stage whose note says otherwise is refused, never overwritten.
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -121,9 +121,9 @@ class Experiment:
         self.metrics: list[dict] = []
         self.greedy: dict[str, list[Episode]] = {}  # held-out episodes, by the policy's name
         self._number = 0
-        self._names: dict[str, int] = {}
-        self._taken: dict[tuple[str, str], int] = {}  # instances, by split and task
-        self._validated: dict[str, tuple[float, list[Episode]]] = {}  # by the policy's sha256
+        self._names: Counter[str] = Counter()
+        self._taken: Counter[tuple[str, str]] = Counter()  # instances, by split and task
+        self._validated: dict[str, dict[str, float]] = {}  # success by task, by the policy's sha256
         self._lock = None
 
     def __enter__(self) -> "Experiment":
@@ -141,7 +141,7 @@ class Experiment:
             **numbers_of(self.options.machine),
         }
         if self.options.shots:
-            self.examples = self._golden("examples", self._take("demos", self.options.shots + 4))
+            self.examples = self.experts(self._take("demos", self.options.shots + 4), "examples")
         return self
 
     def __exit__(self, *_) -> None:
@@ -158,7 +158,7 @@ class Experiment:
         counts = count if isinstance(count, Mapping) else dict.fromkeys(self.tasks, count)
         instances = []
         for task, n in counts.items():
-            taken = self._taken.get((split, task), 0)
+            taken = self._taken[split, task]
             most = len(self.world.seeds[split]) // SEEDS
             if taken + n > most:
                 raise ValueError(
@@ -167,21 +167,18 @@ class Experiment:
                 )
             first = most * (self.seed - 1) + taken
             instances += split_instances(self.world, {task: n}, split, first)
-            self._taken[split, task] = taken + n
+            self._taken[split, task] += n
         return instances
 
     # ---- playing ----
 
     def demonstrations(self, count: int) -> list[Episode]:
         """`count` golden episodes of each task, by the world's scripted experts, on unseen instances."""
-        return self._golden("demonstrations", self._take("demos", count))
+        return self.experts(self._take("demos", count), "demonstrations")
 
-    def experts(self, instances: Sequence[Instance]) -> list[Episode]:
+    def experts(self, instances: Sequence[Instance], name: str = "experts") -> list[Episode]:
         """Golden episodes of these instances."""
-        return self._golden("experts", instances) if instances else []
-
-    def _golden(self, name: str, instances: Sequence[Instance]) -> list[Episode]:
-        return self._play_experts(name, make_jobs(self.world, instances))
+        return self._play_experts(name, make_jobs(self.world, instances)) if instances else []
 
     def play(
         self,
@@ -207,7 +204,7 @@ class Experiment:
             )
         jobs = make_jobs(self.world, instances, group, index)
         if golden:
-            jobs = with_golden_steps(jobs, golden, self.seed, "every")
+            jobs = with_golden_steps(jobs, golden)
         episodes = self._play("play", jobs, policy, sampling)
         self._learned_from(episodes)
         free = [e for e in episodes if not e.forced] or episodes
@@ -254,22 +251,19 @@ class Experiment:
 
     def validate(self, policy: Policy) -> float:
         """The policy's greedy success on the validation instances, a mean over tasks."""
+        return mean_of(self.success_by_task(policy))
+
+    def success_by_task(self, policy: Policy) -> dict[str, float]:
+        """The same by task."""
         if policy.sha256 not in self._validated:
             count = dict.fromkeys(self.tasks, self.options.validation)
             jobs = make_jobs(self.world, split_instances(self.world, count, "validation", 0))
             episodes = self._play("validate", jobs, policy, self._greedy())
-            by_task = [rate(group) for group in grouped(episodes, lambda e: e.task).values()]
-            # rounded, so that the order of a sum cannot decide between two equal policies
-            success = round(sum(by_task) / len(by_task), 9)
-            self._validated[policy.sha256] = success, episodes
-            self.log({"validation_success": success})
-        return self._validated[policy.sha256][0]
-
-    def success_by_task(self, policy: Policy) -> dict[str, float]:
-        """The same by task."""
-        self.validate(policy)
-        _, episodes = self._validated[policy.sha256]
-        return {task: rate(group) for task, group in grouped(episodes, lambda e: e.task).items()}
+            tasks = grouped(episodes, lambda e: e.task)
+            by_task = {task: rate(played) for task, played in tasks.items()}
+            self._validated[policy.sha256] = by_task
+            self.log({"validation_success": mean_of(by_task)})
+        return self._validated[policy.sha256]
 
     def held_out(self, policy: Policy, episodes: int, temperature: float) -> list[Episode]:
         """The policy plays the first held-out instances of each task."""
@@ -277,27 +271,20 @@ class Experiment:
         jobs = make_jobs(self.world, split_instances(self.world, count, "test", 0))
         sampling = replace(self._greedy(), temperature=temperature)
         name = f"held-out/{policy.name}" + ("" if temperature == 0 else "-sampled")
-        return self._play(name, jobs, policy, sampling, numbered=False)
+        return self._play(name, jobs, policy, sampling)
 
     def _greedy(self) -> Sampling:
         return Sampling(0.0, max_new_tokens=self.options.sampling.max_new_tokens)
 
     def _play(
-        self,
-        name: str,
-        jobs: list[Job],
-        policy: Policy,
-        sampling: Sampling,
-        *,
-        numbered: bool = True,
+        self, name: str, jobs: list[Job], policy: Policy, sampling: Sampling
     ) -> list[Episode]:
         def player() -> Player:
             pages = self.options.machine.page_count()
             return model_policy(self.context, policy.adapter, sampling, pages=pages)
 
         settings = {"sampling": asdict(sampling)}
-        inputs = {"policy": policy.sha256}
-        return self._to_file(name, jobs, player, settings, inputs, numbered=numbered)
+        return self._to_file(name, jobs, player, settings, {"policy": policy.sha256})
 
     def _play_experts(self, name: str, jobs: list[Job], *, relabels: bool = False) -> list[Episode]:
         def player() -> Player:
@@ -315,8 +302,6 @@ class Experiment:
         player: Callable[[], Player],
         settings: dict,
         inputs: dict,
-        *,
-        numbered: bool = True,
     ) -> list[Episode]:
         """Play jobs as a stage: all that they are is in its key, first steps and examples, too."""
         if self.examples and not any(job.shots for job in jobs):
@@ -330,7 +315,7 @@ class Experiment:
                 )
 
         inputs = {**inputs, "jobs": content(jobs)}
-        return read(self.stage(name, settings, inputs, make, ".jsonl", numbered=numbered))
+        return read(self.stage(name, settings, inputs, make, ".jsonl"))
 
     def _learned_from(self, episodes: Sequence[Episode]) -> None:
         self.seen |= {episode.first_prompt for episode in episodes}
@@ -368,9 +353,10 @@ class Experiment:
         rehearsed, rehearse: as in `learning/dpo`.
         """
         limits = {"per_task": options.pairs_per_task, "until": options.until}
-        chosen = []
-        with contextlib.suppress(NothingToLearn):
+        try:
             chosen = choose(pairs, options.pairs_per_instance, self.seed, **limits)
+        except NothingToLearn:
+            chosen = []
         instances = {pair.chosen.instance for pair in chosen}
         tasks = {task for task, _ in instances}
         told = f"{len(chosen)} pairs of {len(instances)} instances of {len(tasks)} tasks"
@@ -466,9 +452,8 @@ class Experiment:
     ) -> Policy:
         """A stage in which a learner makes an adapter of data, from the policy `start`."""
         settings = {"options": asdict(options)}
-        inputs = {
-            key: content(value) for key, value in {"data": data, "start": start, **more}.items()
-        }
+        given = {"data": data, "start": start, **more}
+        inputs = {key: content(value) for key, value in given.items()}
         adapters = {key: value.adapter for key, value in more.items() if isinstance(value, Policy)}
         first = start.adapter if start else None
 
@@ -479,7 +464,7 @@ class Experiment:
         return self._named(name, self.stage(name, settings, inputs, make))
 
     def _named(self, name: str, folder: Path) -> Policy:
-        self._names[name] = self._names.get(name, 0) + 1
+        self._names[name] += 1
         if self._names[name] > 1:
             name = f"{name}-{self._names[name]}"
         self.curves[name] = folder
@@ -498,18 +483,16 @@ class Experiment:
         inputs: dict,
         make: Callable[[Path], None],
         suffix: str = "",
-        *,
-        numbered: bool = True,
     ) -> Path:
         """Do a stage once: `make` writes to the path that is returned, and goes on there after a kill.
 
-        settings and inputs are its key. Raises ValueError if the stage was made with another one.
+        settings and inputs are its key. Raises ValueError if the stage was made with another one. A name within
+        a folder has no number: these stages come after all others.
         """
-        if numbered:
+        stem = name
+        if "/" not in name:
             self._number += 1
             stem = f"{self._number:02}-{name}"
-        else:
-            stem = name
         path, note = self.folder / f"{stem}{suffix}", self.folder / f"{stem}.json"
         key = as_json({"settings": {**self.common, **settings}, "inputs": inputs})
         processes.on_rank_0(self._claim, path, note, suffix, key)
@@ -530,16 +513,11 @@ class Experiment:
         if note.is_file():
             found = read_json(note)
             changed = changed_settings(found["settings"], key["settings"])
-            others = [
-                name for name in key["inputs"] if found["inputs"].get(name) != key["inputs"][name]
-            ]
-            if others:
-                changed = "; ".join(
-                    filter(None, [changed, f"{', '.join(others)} of other content"])
-                )
-            if changed:
+            others = [name for name, x in key["inputs"].items() if found["inputs"].get(name) != x]
+            if changed or others:
+                told = "; ".join(filter(None, [changed, *(f"other {name}" for name in others)]))
                 raise ValueError(
-                    f"{path}: this stage was made with other settings ({changed}): give another --out, with "
+                    f"{path}: this stage was made with other settings ({told}): give another --out, with "
                     f"--reuse {self.folder} to take what is the same, or delete this stage and what follows"
                 )
             return
@@ -549,11 +527,8 @@ class Experiment:
         write_json(note, {"version": VERSION, **key, "done": False, "seconds": 0.0})
 
     def _reused(self, path: Path, note: Path, suffix: str, key: dict) -> bool:
-        for other in sorted(self.options.reuse.rglob("*.json")):
-            if not is_note(other):
-                continue
-            found = read_json(other)
-            made = other.with_suffix(suffix)
+        for other in filter(is_note, sorted(self.options.reuse.rglob("*.json"))):
+            found, made = read_json(other), other.with_suffix(suffix)
             if found["done"] and made.exists() and all(found[name] == key[name] for name in key):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 if made.is_dir():
@@ -569,17 +544,13 @@ class Experiment:
         """SHA-256 of the base's files: weights, shape, tokenizer, chat template. It is kept beside their sizes
         and times of change, so that fifteen gigabytes are read once."""
         files = files_of(self.options.model)
-        state = as_json(
-            {"files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]}
-        )
+        state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
         kept = self.folder / "base.json"
-        if kept.is_file():
-            found = read_json(kept)
-            if found["files"] == state["files"]:
-                return found["sha256"]
-        sha256 = sha256_of([[f.name, file_sha256(f)] for f in files])
-        processes.on_rank_0(write_json, kept, {**state, "sha256": sha256})
-        return sha256
+        found = read_json(kept) if kept.is_file() else {"files": None}
+        if found["files"] != state:
+            found = {"files": state, "sha256": sha256_of([[f.name, file_sha256(f)] for f in files])}
+            processes.on_rank_0(write_json, kept, found)
+        return found["sha256"]
 
     # ---- what a reader and a tracker get ----
 
@@ -588,6 +559,11 @@ class Experiment:
         self.metrics.append({"step": self._number, **record})
         text = "".join(json.dumps(line) + "\n" for line in self.metrics)
         processes.on_rank_0(write_text, self.folder / "metrics.jsonl", text)
+
+
+def mean_of(rates: Mapping[str, float]) -> float:
+    """The mean over tasks, rounded, so that the order of a sum cannot decide between two equal policies."""
+    return round(sum(rates.values()) / len(rates), 9)
 
 
 def rate(episodes: Sequence[Episode]) -> float:

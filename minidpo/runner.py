@@ -5,10 +5,9 @@ the run ends. Then the first policy and the best one play held-out instances, th
 leaves an agent that it measured to be worse: if no policy was better than the first, the first is left.
 """
 
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from minidpo.memory import lora
 from minidpo.memory.machine import device_of
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.model import scalar_head
-from minidpo.results.circumstances import circumstances, made_by
+from minidpo.results.circumstances import circumstances
 from minidpo.results.replay import shown_pairs, write_report
 from minidpo.results.success import compare, result_metrics, summary
 from minidpo.results.table import table
@@ -41,8 +40,6 @@ def run_algorithm(
     name: of the algorithm, for result and report. command: how to make the same again. Raises ValueError if the
     page yields no policy, NothingToLearn if there is nothing to learn from before its first one.
     """
-    if not is_dataclass(options):
-        raise ValueError(f"{name}: its options are no dataclass but {type(options).__name__}")
     world = envs.world(setup.world)
     tasks = envs.resolve(world, setup.tasks)
     world.require()
@@ -124,7 +121,7 @@ def measure(run: Experiment, found: list[tuple[Policy, float]], best: int) -> di
         greedy[policy.name] = run.held_out(policy, run.options.episodes, 0.0)
         sampled = run.held_out(policy, run.options.sampled, 1.0)
         told = partial(cause, run.world)
-        agents[policy.name] = summary(greedy[policy.name], sampled, run.seen, cause=told)
+        agents[policy.name] = summary(greedy[policy.name], sampled, run.seen, told)
     run.greedy = greedy
     result = {
         "headline": headline(found, best),
@@ -135,12 +132,9 @@ def measure(run: Experiment, found: list[tuple[Policy, float]], best: int) -> di
         "seconds": run.seconds,
     }
     if len(policies) == 2:
-        comparison = compare(greedy[first.name], greedy[kept.name])
-        result |= {
-            "comparison": comparison,
-            "gain_points": comparison["gain_points"],
-            "p_value": comparison["p_value"],
-        }
+        result["comparison"] = compare(greedy[first.name], greedy[kept.name])
+        for name in ("gain_points", "p_value"):
+            result[name] = result["comparison"][name]
     result["figures"] = figures(result)
     return result
 
@@ -162,13 +156,9 @@ def figures(result: dict) -> dict[str, float]:
         flat[f"{agent}_success"] = rates["all"]["success"]
         flat[f"{agent}_sampled_success"] = rates["sampled"]["success"]
     if "comparison" in result:
-        comparison = result["comparison"]
-        flat |= {
-            "gain_points": comparison["gain_points"],
-            "won": comparison["only_after"],
-            "lost": comparison["only_before"],
-            "p_value": comparison["p_value"],
-        }
+        names = {"gain_points": "gain_points", "won": "only_after", "lost": "only_before"}
+        names["p_value"] = "p_value"
+        flat |= {name: result["comparison"][key] for name, key in names.items()}
     return flat | {"seconds": round(sum(result["seconds"].values()), 1)}
 
 
@@ -189,41 +179,26 @@ def leave(
             run.context, chosen, start.adapter, kept.adapter, agents=agents, until=until
         )
     settings = {"model": run.options.model, "algorithm": name, "seed": run.seed, "kept": kept.name}
+    curves = {stage: records(folder) for stage, folder in run.curves.items()}
     write_report(
         out / "report.html",
         result,
         run.greedy,
         world=run.world,
         title=f"{len(run.tasks)} {run.world.name} tasks, {name}",
-        about=f"{run.options.model}. {made_by(result)}",
+        about=run.options.model,
         settings=settings | result["versions"],
-        seconds=result["seconds"],
-        curves={
-            **{stage: records(folder) for stage, folder in run.curves.items()},
-            "stages": list(run.metrics),
-        },
+        curves=curves | {"stages": run.metrics},
         pairs=pairs,
     )
-    again = [
-        "--model",
-        run.options.model,
-        "--world",
-        run.options.world,
-        "--tasks",
-        run.options.tasks,
-    ]
-    again += [
-        "--out",
-        "runs/evaluation",
-        "--adapters",
-        f"{first.name}={first.adapter}",
-        f"{name}={out / 'adapter'}",
-    ]
+    o = run.options
+    again = as_started(".venv/bin/python evaluate.py")
     print(f"""
 {sum(result["seconds"].values()):.0f} seconds in all
 report    {out / "report.html"}
 adapter   {out / "adapter"}   ({kept.name})
-next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(again)}""")
+next      {again} --model {o.model} --world {o.world} --tasks {o.tasks} --out runs/evaluation \
+--adapters {first.name}={first.adapter} {name}={out / "adapter"}""")
 
 
 def copy_adapter(adapter: Path, folder: Path) -> None:

@@ -12,14 +12,10 @@ import torch
 import toy
 
 from benchmarks.answers import generate
-from envs.protocol import Observation
-from minidpo.acting.policies import Job, ModelPolicy, Sampling
-from minidpo.acting.rollout import play
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning import trainer
 from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute
 from minidpo.memory.ggml_matrix import GGMLMatrix
-from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.memory.quantised import load_quantised
@@ -255,39 +251,3 @@ def test_answers_are_those_of_a_cpu(changes, temperature):
     assert [answer.ids for answer in there] == [answer.ids for answer in here]
     for answer, other in zip(here, there):
         assert other.logps == pytest.approx(answer.logps, abs=1e-5)
-
-
-class Recorded:
-    """A browser that shows the same page, whatever is done."""
-
-    async def reset(self, task, seed):
-        return Observation(f"Click on Submit, {seed}.", tiny.PAGE)
-
-    async def step(self, action):
-        return Observation("", tiny.PAGE)
-
-
-@pytest.mark.parametrize("quantize", [None, "nf4"])
-def test_episodes_are_those_of_a_cpu(quantize, tmp_path, run):
-    tiny.checkpoint(tmp_path / "base")
-    played = []
-    for machine in (CPU, GPU):
-        model, chat, _ = open_policy(
-            str(tmp_path / "base"), None, replace(machine, quantize=quantize)
-        )
-        policy, episodes = (
-            ModelPolicy(model, chat, "tiny", Sampling(max_new_tokens=16), pages=3),
-            [],
-        )
-        jobs = [Job("recorded", seed, index, 2) for seed in (0, 1) for index in range(3)]
-        run(play([Recorded() for _ in range(3)], jobs, policy, episodes.append))
-        played.append(
-            {
-                (episode.seed, episode.index): [turn.answer for turn in episode.turns]
-                for episode in episodes
-            }
-        )
-    assert played[0] == played[1]
-
-
-# memory

@@ -59,8 +59,8 @@ def test_stages_are_numbered_in_the_order_of_calls_and_done_once(begin, tmp_path
     make, calls = written()
     for _ in range(2):
         with begin(tmp_path) as run:
-            for name, numbered in (("play", True), ("dpo", True), ("held-out/dpo", False)):
-                run.stage(name, {}, {}, make, ".txt", numbered=numbered)
+            for name in ("play", "dpo", "held-out/dpo"):
+                run.stage(name, {}, {}, make, ".txt")
             run.stage("play", {}, {}, make, ".txt")
     assert calls == ["01-play.txt", "02-dpo.txt", "dpo.txt", "03-play.txt"]
     assert read_json(tmp_path / "02-dpo.json")["done"]

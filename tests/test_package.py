@@ -32,7 +32,7 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     assert "smollm2" in command_line.toml_flags("configs/demo.toml")
-    assert "--threshold" in command_line.toml_flags("configs/papers/agentevol.toml")
+    assert "--imitation.threshold" in command_line.toml_flags("configs/papers/agentevol.toml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
@@ -79,29 +79,16 @@ def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any
 @pytest.mark.slow
 def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
     """Needs the package registry, for setuptools."""
-    for name in (
-        "minidpo",
-        "envs",
-        "configs",
-        "docs",
-    ):  # elsewhere, because building leaves folders behind
+    # elsewhere, because building leaves folders behind
+    for name in ("minidpo", "envs", "configs", "docs"):
         shutil.copytree(
             ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__")
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "source")
-    wheel = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "-q",
-        "-w",
-        str(tmp_path),
-        str(tmp_path / "source"),
-    ]
-    subprocess.run(wheel, check=True)
+    wheel = ["-m", "pip", "wheel", "--no-deps", "-q", "-w"]
+    source = tmp_path / "source"
+    subprocess.run([sys.executable, *wheel, tmp_path, source], check=True)
     (path,) = tmp_path.glob("minidpo-*.whl")
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())

@@ -24,11 +24,8 @@ class MiniWoBWorld(World):
     seeds = SEEDS
     system_prompt = actions.SYSTEM_PROMPT
     experts = EXPERTS
-    parse, render, step_limit = (
-        staticmethod(actions.parse),
-        staticmethod(actions.render),
-        staticmethod(STEP_LIMIT),
-    )
+    parse, render = staticmethod(actions.parse), staticmethod(actions.render)
+    step_limit = staticmethod(STEP_LIMIT)
 
     @contextlib.asynccontextmanager
     async def open(self, places: int, watch: bool = False) -> AsyncIterator[Sequence[Env]]:

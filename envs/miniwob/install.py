@@ -16,15 +16,14 @@ from envs.miniwob.browser.chromium import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
-ALONE = [
-    [sys.executable, "-m", "playwright", "install", "chromium"]
-]  # the libraries need root or sudo
+# the libraries need root or sudo
+ALONE = [[sys.executable, "-m", "playwright", "install", "chromium"]]
 # libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
 APT = [
     ["apt-get", "update"],
     ["apt-get", "install", "-y", "chromium", "libatomic1"],
-    ["apt-get", "install", "-y", "chromium-headless-shell"],
-]  # lighter; not everywhere
+    ["apt-get", "install", "-y", "chromium-headless-shell"],  # lighter; not everywhere
+]
 
 
 def ways() -> list[list[list[str]]]:

@@ -29,11 +29,12 @@ class Bounds:
                     raise ValueError("a file's address begins with file:/// and its whole path")
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent
-                behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(
-                    parts.fragment
-                )
                 origin = folder.as_uri().rstrip("/") + "/"
-                self.url = (origin if path.is_dir() else path.as_uri()) + behind
+                self.url = origin if path.is_dir() else path.as_uri()
+                if parts.query:
+                    self.url += f"?{parts.query}"
+                if parts.fragment:
+                    self.url += f"#{parts.fragment}"
             elif parts.username is not None:
                 raise ValueError(
                     "an address with a user's name in it is not visited: leave that out"
@@ -49,9 +50,8 @@ class Bounds:
         except (ValueError, OSError) as error:
             raise ValueError(f"{url}: {getattr(error, 'strerror', None) or error}") from None
         self.origin = origin
-        self.page = re.compile(
-            f"(blob:)?{re.escape(origin)}"
-        )  # a URL that matches may be shown in the tab
+        # a URL that matches may be shown in the tab
+        self.page = re.compile(f"(blob:)?{re.escape(origin)}")
         self.outside = re.compile(f"^(?!(blob:)?{re.escape(origin)}|data:|about:)")
 
     async def reach(self) -> None:
@@ -96,11 +96,8 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
             writer.write(b"\5\0")  # version 5, no password
             _, command, _, kind = await reader.readexactly(4)
             if kind == 3:
-                host = (
-                    (await reader.readexactly((await reader.readexactly(1))[0]))
-                    .decode("latin-1")
-                    .lower()
-                )
+                (length,) = await reader.readexactly(1)
+                host = (await reader.readexactly(length)).decode("latin-1").lower()
             else:
                 host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
             port = int.from_bytes(await reader.readexactly(2), "big")
@@ -115,13 +112,10 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
                 return
             with contextlib.closing(back):
                 writer.write(reply % 0)
-                flows = [
-                    asyncio.ensure_future(pass_on(*ends))
-                    for ends in ((reader, back), (there, writer))
-                ]
-                await asyncio.wait(
-                    flows, return_when=asyncio.FIRST_COMPLETED
-                )  # the other may never end
+                both_ways = (reader, back), (there, writer)
+                flows = [asyncio.ensure_future(pass_on(*ends)) for ends in both_ways]
+                # the other may never end
+                await asyncio.wait(flows, return_when=asyncio.FIRST_COMPLETED)
                 for flow in flows:
                     flow.cancel()
                 await asyncio.gather(*flows, return_exceptions=True)

@@ -25,10 +25,8 @@ TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(
     path.read_text(encoding="utf-8") for path in [Path(__file__).with_name("visit.js"), *SEEING]
 )
-QUIET_S, PATIENCE_S = (
-    0.25,
-    5.0,
-)  # a page is quiet after so long without a request; the most to wait for that
+QUIET_S = 0.25  # a page is quiet after so long without a request
+PATIENCE_S = 5.0  # the most to wait for that
 # what keys of the browser itself do: DevTools gives a key to the page alone
 KEYS = {
     "Alt+ArrowLeft": "history.back()",
@@ -59,10 +57,8 @@ class WebPage(Page):
         tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
         self._frame = tree["frameTree"]["frame"]["id"]
         await bounded(self._devtools.send("Page.enable"), "fencing")
-        everywhere = {
-            "source": TAB.read_text(encoding="utf-8"),
-            "worldName": "minidpo-tab",
-        }  # frames, too
+        # in frames, too
+        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}
         await bounded(
             self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing"
         )
@@ -130,8 +126,9 @@ class WebPage(Page):
                     self._note("the page gave no answer: what was loading was stopped")
         self._given = sight.given
         notes, self._notes = self._notes, []
-        more = [f"and {len(notes) - MOST_NOTES} more"] * (len(notes) > MOST_NOTES)
-        return sight, "; ".join(notes[:MOST_NOTES] + more) or None
+        if len(notes) > MOST_NOTES:
+            notes[MOST_NOTES:] = [f"and {len(notes) - MOST_NOTES} more"]
+        return sight, "; ".join(notes) or None
 
     async def screenshot(self) -> bytes:
         """PNG of the window. Playwright's own screenshot waits for fonts, which may never come."""
@@ -204,24 +201,19 @@ class WebPage(Page):
 
     async def _let_pass(self, event: dict) -> None:
         """Let a document through or abort it, at its first address and at each redirect."""
-        url, answer, verdict = (
-            event["request"]["url"],
-            {"requestId": event["requestId"]},
-            "continueRequest",
-        )
-        if self._again and event["request"]["method"] == "POST":
-            verdict, answer["errorReason"] = "failRequest", "Aborted"
+        url, command = event["request"]["url"], "Fetch.continueRequest"
+        answer = {"requestId": event["requestId"]}
+        again = self._again and event["request"]["method"] == "POST"
+        outside = self._bounds.outside.match(url)
+        if again or outside:
+            command, answer["errorReason"] = "Fetch.failRequest", "Aborted"
+        if again:
             self._note("what was sent would be sent again, so the page stays", first=True)
-        elif self._bounds.outside.match(url):
-            verdict, answer["errorReason"] = "failRequest", "Aborted"
-            if event["frameId"] == self._frame:
-                shown = json.dumps(url[:200])
-                self._note(
-                    f"{shown} lies outside {self._bounds.origin}, where this page has to stay",
-                    first=True,
-                )
+        elif outside and event["frameId"] == self._frame:
+            shown, origin = json.dumps(url[:200]), self._bounds.origin
+            self._note(f"{shown} lies outside {origin}, where this page has to stay", first=True)
         with contextlib.suppress(EnvError):  # the document that asked is gone
-            await bounded(self._devtools.send(f"Fetch.{verdict}", answer), "letting pass")
+            await bounded(self._devtools.send(command, answer), "letting pass")
 
 
 class Web:

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy
-
 import envs
 from envs.protocol import ActionError, Outcome, World
-from minidpo.acting.jobs import child_seed
-from minidpo.acting.policies import ModelPolicy, Sampling
+from minidpo.acting.policies import ModelPolicy, Sampling, uniform_stream
 from minidpo.data.episodes import Episode, Turn, in_a_loop
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import as_shots, next_prompt, thought, understand
-from minidpo.learning.explain import written_logps
+from minidpo.learning.explain import tokens_of, written_logps
 from minidpo.learning.preferences import pair_dialogues
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
@@ -90,11 +87,8 @@ class Agent:
         policy = ModelPolicy(
             loaded, self.chat, self.name, self.world.system_prompt, sampling, seed=seed, pages=1
         )
-        self.sampler, self.model, self.limit = (
-            policy.sampler,
-            policy.sampler.model,
-            policy.max_context,
-        )
+        self.sampler, self.model = policy.sampler, policy.sampler.model
+        self.limit = policy.max_context
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
@@ -105,12 +99,11 @@ class Agent:
                 f"the conversation has {len(ids)} tokens and the answer may have "
                 f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}"
             )
-        stream = numpy.random.Generator(numpy.random.Philox(child_seed(self.seed, ids)))
-        self.sampler.ask(
-            0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist()))
-        )
-        while not (answers := self.sampler.step()):
-            pass
+        uniforms = uniform_stream(self.sampling.max_new_tokens, self.seed, ids)
+        self.sampler.ask(0, Request(ids, uniforms))
+        answers = {}
+        while not answers:
+            answers = self.sampler.step()
         ids, text = answers[0].ids, self.chat.decode(answers[0].ids)
         try:
             action = self.world.render(understand(text, self.world))
@@ -129,12 +122,10 @@ class Agent:
             except TooLong:
                 break
             page = seen["page"]
-            seen, _, _, _, info = env.step(
-                said.action or ""
-            )  # "" costs a turn, as any unusable answer
-            turns.append(
-                Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids)
-            )
+            # "" costs a turn, as any unusable answer
+            seen, _, _, _, info = env.step(said.action or "")
+            error = said.error or seen["error"] or None
+            turns.append(Turn(page, said.text, said.action, error, said.ids))
         return Episode(
             info["task"],
             info["seed"],
@@ -155,17 +146,8 @@ class Agent:
         agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
         """
         sides, _ = pair_dialogues([pair], self.chat, self.limit, self.world.system_prompt)
-        texts = [
-            [
-                self.chat.tokenizer.decode([token], skip_special_tokens=False)
-                for token, turn in zip(side.ids, side.turns)
-                if turn >= 0
-            ]
-            for side in sides
-        ]
-        return Explanation(
-            *(
-                list(zip(text, logps, strict=True))
-                for text, logps in zip(texts, written_logps(self.model, sides))
-            )
-        )
+        explained = []
+        for side, logps in zip(sides, written_logps(self.model, sides)):
+            tokens = tokens_of(self.chat, side, logps, logps)
+            explained.append([(token.text, token.after) for token in tokens if token.turn >= 0])
+        return Explanation(*explained)

@@ -8,7 +8,7 @@ A task without an expert is judged by what the episode itself tells.
 from collections import Counter
 from collections.abc import Sequence
 
-from envs.protocol import MISTAKES, Action, Observation, Outcome, World
+from envs.protocol import MISTAKES, Expert, Observation, Outcome, World
 from minidpo.acting.policies import expert_decision
 from minidpo.data.episodes import Episode, in_a_loop, is_silent
 
@@ -28,37 +28,26 @@ def cause(world: World, episode: Episode) -> str:
     unusable = sum(turn.action is None for turn in turns)
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
-    last = [
-        (turn.action, turn.observation)
-        for turn in turns[-2:]
-        if turn.action and not is_silent(turn)
-    ]
+    last = [(t.action, t.observation) for t in turns[-2:] if t.action and not is_silent(t)]
     if at_limit and (in_a_loop(turns) or len(last) > len(set(last))):
         return "repeated itself"
     if at_limit and len(turns) < world.step_limit(episode.task) and not episode.relabelled:
         return "too long"
-    reached_nothing = at_limit and episode.task in world.experts
-    return last_slip(world, episode) or ("never reached" if reached_nothing else "not known")
+    expert = world.experts.get(episode.task)
+    unreached = "never reached" if at_limit and expert else "not known"
+    return (expert and last_slip(world, expert, episode)) or unreached
 
 
-def last_slip(world: World, episode: Episode) -> str | None:
+def last_slip(world: World, expert: Expert, episode: Episode) -> str | None:
     """What kind of mistake the last action was that differs from the expert's; None if there is none."""
     actions = [world.parse(turn.action) if turn.action else None for turn in episode.turns]
-    for n in range(len(actions) - 1, -1, -1):
-        done = actions[n]
-        wanted = expert_action(world, episode, n, [a for a in actions[:n] if a is not None])
-        if wanted is not None and done is not None and done != wanted:
-            seen = Observation(episode.instruction, episode.turns[n].observation)
+    for n, done in reversed(list(enumerate(actions))):
+        seen = Observation(episode.instruction, episode.turns[n].observation)
+        wanted = expert_decision(expert, seen, [a for a in actions[:n] if a is not None])
+        if wanted is not None and done is not None and done != wanted.action:
             ended = n == len(actions) - 1 and episode.outcome == Outcome.FAILED
-            return world.mistake(seen, done, wanted, ended)
+            return world.mistake(seen, done, wanted.action, ended)
     return None
-
-
-def expert_action(world: World, episode: Episode, n: int, before: list[Action]) -> Action | None:
-    """What the expert would do in turn n; None without an expert, or where the page is none that it knows."""
-    seen = Observation(episode.instruction, episode.turns[n].observation)
-    decision = expert_decision(world.experts.get(episode.task), seen, before)
-    return decision and decision.action
 
 
 def causes(world: World, episodes: Sequence[Episode]) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """`train.py check`: whether this machine can run the demo, a line for each thing that it takes."""
 
 import asyncio
-import importlib.metadata
 import shutil
 import sys
 import time
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -32,8 +31,6 @@ class Check(ContextOptions):
     model: str = "smollm2"
     out: Path = Path("runs")
     "where runs are to be written"
-    track: Literal["mlflow"] | None = None
-    "look for MLflow, too"
 
 
 class Need(NamedTuple):
@@ -51,25 +48,23 @@ def check(
 
     `needs` plans each file of configs/ by name; the demo's is in it.
     """
-    steps: list[tuple[str, Callable[[], str]]] = [
+    steps = {
         # older Pythons do not come so far (minidpo/__init__.py)
-        ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"),
-        ("PyTorch", pytorch),
-        ("disk", lambda: disk(options.out)),
-        (world.name, lambda: plays(world)),
-        ("memory", lambda: plan("demo", needs["demo"])),
-    ]
-    failed = [name for name, step in steps if not passes(name, step)]
+        "Python": lambda: f"{sys.version.split()[0]} in {sys.prefix}",
+        "PyTorch": pytorch,
+        "disk": lambda: disk(options.out),
+        world.name: lambda: plays(world),
+        "memory": lambda: plan("demo", needs["demo"]),
+    }
+    failed = [name for name, step in steps.items() if not passes(name, step)]
     fits = {
         name: passes(f"configs/{name}.toml", partial(plan, name, need), needed=False)
         for name, need in needs.items()
         if name != "demo"
     }
     # last: what the model leaves in this process, plans would count
-    steps = [("model", lambda: model(options.model, machine))]
-    if options.track == "mlflow":
-        steps.append(("MLflow", mlflow))
-    failed += [name for name, step in steps if not passes(name, step)]
+    if not passes("model", lambda: model(options.model, machine)):
+        failed.append("model")
     passes("GPU", gpu, needed=False)
     if not failed:
         slow = not (multiplies_bfloat16() or torch.cuda.is_available())
@@ -100,9 +95,9 @@ def pytorch() -> str:
         raise ValueError(
             f"{torch.__version__} is older than 2.9: run make setup, or pip install --upgrade torch"
         )
+    fast = "" if multiplies_bfloat16() else "no "
     return (
-        f"{torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{'' if multiplies_bfloat16() else 'no '}instructions for bfloat16"
+        f"{torch.__version__}, {torch.get_num_threads()} threads, {fast}instructions for bfloat16"
     )
 
 
@@ -112,7 +107,8 @@ def disk(folder: Path) -> str:
     probe = folder / ".check"
     probe.write_bytes(b"0" * 4096)
     probe.unlink()
-    if (free := shutil.disk_usage(folder).free / GIB) < DISK_GIB:
+    free = shutil.disk_usage(folder).free / GIB
+    if free < DISK_GIB:
         raise ValueError(
             f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room"
         )
@@ -172,11 +168,3 @@ def gpu() -> str:
         raise ValueError("PyTorch sees none, and the demo needs none")
     properties = torch.cuda.get_device_properties(0)
     return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
-
-
-def mlflow() -> str:
-    """The tracker, where it is asked for."""
-    try:
-        return importlib.metadata.version("mlflow")
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError("is not installed: pip install mlflow, or leave out --track") from None

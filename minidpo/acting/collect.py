@@ -46,9 +46,7 @@ def play_to_file(
             print(
                 f"{out} holds all of it, so there is nothing to watch: another --out plays it again"
             )
-        errors = play_missing(
-            policy, missing, writer, played=played, context=context, title=title, watch=watch
-        )
+        errors = play_missing(policy, missing, writer, played, context, title, watch)
         if processes.rank() > 0:
             writer.file.close()  # rank 0 reads it now
         of_ranks = processes.all_gather(errors, phase=True)  # which waits for all ranks
@@ -66,23 +64,18 @@ def play_to_file(
 def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: Sequence[Job]) -> None:
     """Raise ValueError if `out` holds episodes that this policy, with these jobs, would not have played.
 
-    A policy is known by the fingerprint of its weights, which may have been moved to another place.
+    A policy is known by the fingerprint of its weights, which may have been moved to another place. An
+    experiment's stage has its key besides, which covers all that jobs are.
     """
-    forced, shots = {job.key: job.forced for job in jobs}, {job.key: job.shots for job in jobs}
+    shots = {job.key: job.shots for job in jobs}
+    player = policy.name.rpartition("@")[2], policy.sampling
     for episode in played:
         if episode.shots != shots.get(episode.key, episode.shots):
             raise ValueError(
                 f"{out}: {episode.name} was played after other examples: give its --shots "
                 "and --examples, or another --out"
             )
-        given = forced.get(episode.key, episode.said[: episode.forced])
-        if episode.said[: episode.forced] != given[: len(episode.turns)]:
-            raise ValueError(
-                f"{out}: {episode.name} began with {episode.forced} forced steps, "
-                f"not with these {len(given)}: give another --out"
-            )
-        fingerprints = [name.rpartition("@")[2] for name in (episode.policy, policy.name)]
-        if fingerprints[0] != fingerprints[1] or episode.sampling != policy.sampling:
+        if (episode.policy.rpartition("@")[2], episode.sampling) != player:
             raise ValueError(
                 f"{out} holds episodes by {episode.policy} {episode.sampling}, not by "
                 f"{policy.name} {policy.sampling}: give another --out, or delete it"
@@ -93,7 +86,6 @@ def play_missing(
     policy: Policy,
     jobs: list[Job],
     writer: Writer,
-    *,
     played: list[Episode],
     context: Context,
     title: str,

@@ -5,9 +5,8 @@ All of it is a function of data: instances or episodes in, jobs out, in a fixed 
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from envs import resolve
 from envs.protocol import World
 from minidpo.data.episodes import Episode, by_instance, grouped
 from minidpo.data.prompt import as_shots
@@ -97,37 +96,27 @@ def with_shots(jobs: Sequence[Job], examples: Sequence[Episode], count: int) -> 
     return [job._replace(shots=shown[job.instance]) for job in jobs]
 
 
-def with_golden_steps(
-    jobs: Sequence[Job],
-    golden: Sequence[Episode],
-    seed: int,
-    which: Literal["drawn", "every"] = "drawn",
-) -> list[Job]:
+def with_golden_steps(jobs: Sequence[Job], golden: Sequence[Episode]) -> list[Job]:
     """The same jobs, each beginning with the first steps of its instance's golden episode.
 
-    "drawn": their number is drawn for each instance, from none to all but one, so the episodes of a group
-    begin alike. "every": each of these numbers in turn, by the episode's index (ETO, appendix C). Instances
-    without a solved golden episode are counted in a printed line and left out. Raises ValueError if none is left.
+    How many is none to all but one, in turn by the episode's index (ETO, appendix C). Instances without a solved
+    golden episode are counted in a printed line and left out. Raises ValueError if none is left.
     """
     answers = {e.instance: e.said for e in golden if e.solved and e.turns}
-    missing = list(dict.fromkeys(job.instance for job in jobs if job.instance not in answers))
+    missing = {job.instance for job in jobs} - answers.keys()
     if missing:
-        task, first = missing[0]
+        task, seed = min(missing)
         print(
             f"{len(missing)} instances have no solved golden episode and are left out, "
-            f"such as {task} seed {first}"
+            f"such as {task} seed {seed}"
         )
     forced = []
     for job in jobs:
         if job.instance in answers:
             steps = answers[job.instance]
-            place = job.index if which == "every" else child_seed(seed, job.task, job.seed)
-            forced.append(job._replace(forced=steps[: place % len(steps)]))
+            forced.append(job._replace(forced=steps[: job.index % len(steps)]))
     if not forced:
-        raise ValueError(
-            "no golden episode solves any instance that is asked for: collect.py --policy expert makes them, "
-            "for the same --tasks, --split, --first and --instances"
-        )
+        raise ValueError("no golden episode solves any instance that is asked for")
     return forced
 
 
@@ -136,16 +125,16 @@ def continuations(world: World, recorded: Sequence[Episode], count: int) -> list
 
     Steps with the same words before them are one state and are continued once. Where several recorded episodes
     started from the first page, no more do, unless there is no other state. The new episodes are numbered after
-    the recorded ones of their instance, so they are other samples. Raises ValueError if there is no step, or if
-    an episode is of no task of this world.
+    the recorded ones of their instance, so they are other samples. Raises ValueError if there is no step.
     """
     jobs = []
     for (task, seed), group in by_instance(recorded).items():
-        resolve(world, task)
         after = 1 + max(episode.index for episode in group)
-        whole = sum(not e.forced and len(e.turns) > 0 for e in group)
-        begun = [said for said in states(group) if said] if whole > 1 else []
-        given = [said for said in begun or states(group) for _ in range(count)]
+        given = states(group)
+        whole = [e for e in group if e.turns and not e.forced]
+        if len(whole) > 1:
+            given = [said for said in given if said] or given
+        given = [said for said in given for _ in range(count)]
         jobs += [
             Job(task, seed, after + n, world.step_limit(task), said, group[0].shots)
             for n, said in enumerate(given)
@@ -160,7 +149,7 @@ def to_agent_states(jobs: Sequence[Job], rollouts: Sequence[Episode], seed: int)
 
     The states of an instance come in a seeded random order; episodes that began alike share states. The
     task's whole limit of turns follows, and the agent's own examples stand before the task. Jobs beyond the
-    number of states are left out. Raises ValueError if none is left.
+    number of states are left out.
     """
     groups = by_instance(rollouts)
     order = {
@@ -169,17 +158,8 @@ def to_agent_states(jobs: Sequence[Job], rollouts: Sequence[Episode], seed: int)
     }
     forced = []
     for job in jobs:
-        if job.index < len(order.get(job.instance, ())):
-            said, shots = order[job.instance][job.index], groups[job.instance][0].shots
-            if job.shots not in ((), shots):
-                raise ValueError(
-                    f"{job.task} seed {job.seed} was played after other examples than --shots and --examples "
-                    "give: leave these out"
-                )
+        reached = order.get(job.instance, ())
+        if job.index < len(reached):
+            said, shots = reached[job.index], groups[job.instance][0].shots
             forced.append(job._replace(forced=said, limit=job.limit + len(said), shots=shots))
-    if not forced:
-        raise ValueError(
-            "the rollouts hold no state of any instance that is asked for: give their --tasks, --split, "
-            "--first and --instances"
-        )
     return forced

@@ -90,11 +90,9 @@ class Sampling(Checked):
 
     def record(self, seed: int) -> dict:
         """How an episode was sampled, as it is written down with it."""
-        drawn = (
-            {"temperatures": list(self.temperatures)}
-            if self.temperatures
-            else {"temperature": self.temperature}
-        )
+        drawn = {"temperature": self.temperature}
+        if self.temperatures:
+            drawn = {"temperatures": list(self.temperatures)}
         return {**drawn, "top_p": self.top_p, "seed": seed, "max_new_tokens": self.max_new_tokens}
 
 
@@ -135,9 +133,8 @@ class ModelPolicy:
     ):
         self.chat, self.name, self.seed = chat, name, seed
         self.system_prompt = system_prompt
-        self.spare_core = (
-            sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
-        )
+        weights = sum(tensor.numel() for tensor in model.state_dict().values())
+        self.spare_core = weights < SPARE_CORE_BELOW
         self.max_new_tokens = sampling.max_new_tokens
         self.max_context = model.config.max_position_embeddings
         if self.max_new_tokens >= self.max_context:
@@ -148,7 +145,8 @@ class ModelPolicy:
         self.temperatures = sampling.temperatures or (None,)  # None: the sampler's
         # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
         # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
-        model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
+        if pages > 1 or model.head_weight.dtype == torch.bfloat16:
+            model = pack(model)
         system = chat.dialogue([Message("system", system_prompt)]).ids
         self.sampler = Sampler(
             model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system
@@ -197,10 +195,14 @@ class ModelPolicy:
                     reply.set_exception(error)
 
     def _uniforms(self, episode: RunningEpisode) -> tuple[float, ...]:
-        """A uniform number for each token of the answer; the stream is the turn's own."""
-        seed = child_seed(self.seed, *episode.job.key, episode.forgotten + len(episode.turns))
-        stream = numpy.random.Generator(numpy.random.Philox(seed))
-        return tuple(stream.random(self.max_new_tokens).tolist())
+        turn = episode.forgotten + len(episode.turns)
+        return uniform_stream(self.max_new_tokens, self.seed, *episode.job.key, turn)
+
+
+def uniform_stream(count: int, *seed) -> tuple[float, ...]:
+    """So many uniform numbers, one for each token of an answer; the stream is that of these values alone."""
+    stream = numpy.random.Generator(numpy.random.Philox(child_seed(*seed)))
+    return tuple(stream.random(count).tolist())
 
 
 # ---- a script ----
@@ -211,7 +213,8 @@ def expert_policy(
 ) -> Policy:
     """The world's experts. Raises ValueError if one of these tasks has none."""
     world = context.world
-    if missing := [task for task in dict.fromkeys(tasks) if task not in world.experts]:
+    missing = [task for task in dict.fromkeys(tasks) if task not in world.experts]
+    if missing:
         raise ValueError(
             f"no scripted expert for {', '.join(missing[:5])}: take tasks of {world.name} that have one"
         )
@@ -246,24 +249,15 @@ class ExpertPolicy:
         else:
             try:
                 decision = expert(episode.observation, done)
-            except (ValueError, LookupError, StopIteration) as error:
-                # this ends the episode, not the collection
-                decision = None
-                print(
-                    f"{job.task} seed {job.seed}: the expert knows no way on: {error!r}",
-                    file=sys.stderr,
-                )
-        if decision is None:
-            return None
-        return Reply(write(decision.thought, self.world.render(decision.action)))
+            except (ValueError, LookupError, StopIteration) as error:  # ends the episode alone
+                why = f"{job.task} seed {job.seed}: the expert knows no way on: {error!r}"
+                print(why, file=sys.stderr)
+                return None
+        return decision and Reply(write(decision.thought, self.world.render(decision.action)))
 
 
-def expert_decision(
-    expert: Expert | None, seen: Observation, done: list[Action]
-) -> Decision | None:
-    """What an expert would do; None without one, or on a page that it does not know."""
-    if expert is None:
-        return None
+def expert_decision(expert: Expert, seen: Observation, done: list[Action]) -> Decision | None:
+    """What an expert would do; None on a page that it does not know."""
     try:
         return expert(seen, done)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
@@ -285,10 +279,7 @@ class PrintingPolicy:
         job, turns = episode.job, episode.turns
         title = f"turn {len(turns) + 1}" if turns else episode.observation.instruction
         lines = [f"error: {turns[-1].error}"] if turns and turns[-1].error else []
-        lines += (
-            reply.text.splitlines()
-            if reply
-            else ["no answer: context full, or no expert's step here"]
-        )
+        text = reply.text if reply else "no answer: context full, or no expert's step here"
+        lines += text.splitlines()
         tqdm.write("\n  ".join([f"{job.task} seed {job.seed}: {title}", *lines]))
         return reply

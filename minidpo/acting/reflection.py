@@ -6,11 +6,9 @@ verdict is told.
 
 from collections.abc import Sequence
 
-import numpy
-
 from envs.protocol import World
-from minidpo.acting.jobs import Job, child_seed, make_jobs
-from minidpo.acting.policies import ModelPolicy
+from minidpo.acting.jobs import Job, make_jobs
+from minidpo.acting.policies import ModelPolicy, uniform_stream
 from minidpo.data.episodes import Episode
 from minidpo.data.prompt import as_shots, episode_messages
 from minidpo.model.chat import Message
@@ -29,9 +27,8 @@ def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
         messages = [*episode_messages(episode, policy.system_prompt), Message("user", QUESTION)]
         ids = tuple(policy.chat.prompt(messages))
         if len(ids) + policy.max_new_tokens <= policy.max_context:
-            seed = child_seed(policy.seed, *episode.key, "reflection")
-            stream = numpy.random.Generator(numpy.random.Philox(seed))
-            uniforms = tuple(stream.random(policy.max_new_tokens).tolist())
+            seed = policy.seed, *episode.key, "reflection"
+            uniforms = uniform_stream(policy.max_new_tokens, *seed)
             waiting[number] = Request(ids, uniforms, None)
     words = [""] * len(failed)
     asked: dict[int, int] = {}  # the episode that each page of the sampler answers to

@@ -42,22 +42,18 @@ async def play(
     began = time.perf_counter()
     durations = defaultdict(list)  # by task: seconds of its episodes
 
-    def most_work() -> str:
-        """The task with the most work left for each page on it."""
+    def work_a_page(task: str) -> float:
+        """The work that is left of a task for each page on it."""
         elapsed = time.perf_counter() - began
-        return max(
-            (task for task in waiting if waiting[task]),
-            key=lambda task: (
-                work(len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task))
-            ),
-        )
+        return work(len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task))
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
             # Loading another task's page takes as long as ten clicks, so a page stays with its task while any
             # of it is left.
             if not waiting.get(task_of_page[page]):
-                task_of_page[page] = most_work()
+                left = [task for task in waiting if waiting[task]]
+                task_of_page[page] = max(left, key=work_a_page)
             job = waiting[task_of_page[page]].pop(0)
             for _ in range(ENV_TRIES - 1):
                 if not await try_episode(job, page):

@@ -46,10 +46,6 @@ def run_check(command: Check) -> None:
     check(command, envs.world(command.world), command.machine, needs)
 
 
-def run_browse(command: BrowseCommand) -> dict:
-    return browse(command, command.context())
-
-
 BY_HAND: dict[str, tuple[type, Callable]] = {
     "sft": (by_hand.SFTCommand, by_hand.run_sft),
     "dpo": (by_hand.DPOCommand, by_hand.run_dpo),
@@ -120,7 +116,8 @@ def evaluate(arguments: list[str]) -> dict:
     _, settings, flags = split_config_file(arguments)
     if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
         program, text = "evaluate.py --url URL", BrowseCommand.__doc__
-        return run_browse(parse(BrowseCommand, arguments, program, text))
+        command = parse(BrowseCommand, arguments, program, text)
+        return browse(command, command.context())
     return evaluate_adapters(
         parse(EvaluateCommand, arguments, "evaluate.py", inspect.getdoc(evaluate))
     )

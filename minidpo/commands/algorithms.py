@@ -1,8 +1,8 @@
 """The command of an algorithm: its page's options and the experiment's, together on one command line."""
 
-import difflib
 import importlib.util
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from minidpo.learning.trainer import Optimizer
 from minidpo.memory.plan import dpo_load, sft_load
 from minidpo.memory.plan_print import Learner, Plans, plans_of, print_plan
 from minidpo.runner import run_algorithm
-from minidpo.system.command_line import changed_flags, option_names, parse
+from minidpo.system.command_line import changed_flags, command_in, parse
 from minidpo.system.ranges import default_of
 
 LOADS = {  # the most that a step of each learner has in memory
@@ -63,9 +63,11 @@ def parse_page(page: Algorithm, arguments: list[str], program: str) -> tuple:
         given = parse(kind, arguments, program, described(page))
     except ValueError as error:
         raise ValueError(f"{error}{pages_with(str(error), page)}") from None
-    values = {f.name: getattr(given, f.name) for f in fields(given)}
-    options = page.options(**{f.name: values[f.name] for f in fields(page.options)})
-    return options, ExperimentOptions(**{f.name: values[f.name] for f in fields(ExperimentOptions)})
+    return part_of(given, page.options), part_of(given, ExperimentOptions)
+
+
+def part_of(given, kind: type):
+    return kind(**{f.name: vars(given)[f.name] for f in fields(kind)})
 
 
 def combined(options: type) -> type:
@@ -89,15 +91,14 @@ def pages_with(error: str, page: Algorithm) -> str:
     """Which other pages have an option that this one refused."""
     if "nrecognized" not in error:
         return ""
-    words = [word.strip("`',:;.") for word in error.split() if word.startswith(("--", "`--"))]
-    for word in words:
+    for name in re.findall(r"--([\w-]+)", error):
         owners = [
-            name
-            for name, other in ALGORITHMS.items()
-            if other is not page and word in option_names(combined(other.options))
+            other
+            for other, owner in ALGORITHMS.items()
+            if owner is not page and name.replace("-", "_") in vars(owner.options())
         ]
         if owners:
-            return f" ({word} is an option of {', '.join(owners)})"
+            return f" (--{name} is an option of {', '.join(owners)})"
     return ""
 
 
@@ -122,9 +123,7 @@ def load_page(place: str) -> Algorithm:
     function = getattr(module, name, None)
     if not callable(function):
         found = [key for key, value in vars(module).items() if inspect.isgeneratorfunction(value)]
-        near = difflib.get_close_matches(name, found, 1) or found
-        hint = f" (is it {near[0]}?)" if near else ""
-        raise ValueError(f"{path} has no function {name!r}{hint}")
+        raise ValueError(f"{path} has no function {name!r}, but these: {', '.join(found)}")
     return Algorithm(options_of(function, place), function)
 
 
@@ -147,36 +146,24 @@ def options_of(function: Callable, place: str) -> type:
 
 def learners_of(options) -> dict[str, Learner]:
     """The learners that a page's options hold, for the plan: each one's optimizer and its largest load."""
-    found = {f.name: getattr(options, f.name) for f in fields(options)}
     return {
         name: (learner.optimizer, LOADS[type(learner)])
-        for name, learner in found.items()
+        for name, learner in vars(options).items()
         if isinstance(learner, Optimizer)
     }
 
 
 def plan(arguments: list[str]) -> dict:
     """`train.py plan ALGORITHM`: where the memory of each of its learners will go, before a weight is read."""
-    page = named(arguments[0] if arguments else "")
-    options, setup = parse_page(page, arguments[1:], f"train.py plan {arguments[0]}")
+    name, *flags = arguments or [""]
+    page = command_in(ALGORITHMS, name, "no algorithm is called")
+    options, setup = parse_page(page, flags, f"train.py plan {name}")
     return print_plan(setup.model, setup.machine, setup.lora, learners_of(options))
 
 
 def plans_for(config: Path) -> Plans:
     """The plans of a file of `configs/`, whose first line says how it is run."""
-    words = (
-        config.read_text(encoding="utf-8").split("\n")[0].removeprefix("# python train.py ").split()
-    )
-    options, setup = parse_page(named(words[0]), ["--config", str(config)], f"train.py {words[0]}")
+    first, _, _ = config.read_text(encoding="utf-8").partition("\n")
+    name, *_ = first.removeprefix("# python train.py ").split()
+    options, setup = parse_page(ALGORITHMS[name], ["--config", str(config)], f"train.py {name}")
     return plans_of(setup.model, setup.machine, setup.lora, learners_of(options))
-
-
-def named(name: str) -> Algorithm:
-    """The algorithm of this name. Raises ValueError with the nearest names."""
-    if name not in ALGORITHMS:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f" (is it {near[0]}?)" if near else ""
-        raise ValueError(
-            f"no algorithm is called {name!r}{hint}; there are {', '.join(ALGORITHMS)}"
-        )
-    return ALGORITHMS[name]

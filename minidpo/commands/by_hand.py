@@ -1,6 +1,6 @@
 """Training by hand: one learner, files in, an adapter out. What a user gives is checked here, once."""
 
-from collections import Counter
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,21 +52,17 @@ class Command(ContextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = Counter(path.resolve() for path in self.data)
-        for path, count in counts.items():
-            if count > 1:
-                raise ValueError(f"{path} is named twice, and what is in it would count twice")
+        if len({path.resolve() for path in self.data}) < len(self.data):
+            raise ValueError("--data names a file twice, and what is in it would count twice")
 
-    def open_run(self, **adapters: Path | None) -> RunFolder:
-        """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or
-        something that this one reads."""
+    def open_run(self, *also: Path, **adapters: Path | None) -> RunFolder:
+        """The run's folder, which knows its inputs by content: `data`, `also` and adapters. Raises ValueError if
+        it holds another run, or something that this one reads."""
         adapters = {"adapter": self.adapter, **adapters}
-        files = [*self.data, *filter(None, [getattr(self, "golden", None)])]
-        written = [
-            (self.out / name).resolve() for name in ("adapter", "pairs.jsonl", "metrics.jsonl")
-        ]
+        files = [*self.data, *also]
+        written = ("adapter", "pairs.jsonl", "metrics.jsonl")
         for path in filter(None, [*files, *adapters.values()]):
-            if path.resolve() in written:
+            if path.resolve() in [(self.out / name).resolve() for name in written]:
                 raise ValueError(
                     f"--out {self.out} would overwrite {path}, which it reads: give another"
                 )
@@ -96,10 +92,8 @@ def run_sft(command: SFTCommand) -> Path:
         raise ValueError(
             f"--adapter {command.adapter} has a shape of its own: leave out lora's options"
         )
-    run = command.open_run()
-    return sft(
-        run, command.context(), examples, command.sft, start=command.adapter, shape=command.lora
-    )
+    run, context = command.open_run(), command.context()
+    return sft(run, context, examples, command.sft, start=command.adapter, shape=command.lora)
 
 
 def imitated(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
@@ -145,9 +139,7 @@ golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
                 "--pairs unpaired and --dpo.loss kto judge each episode alone: give both"
             )
         if self.export and self.explain:
-            raise ValueError(
-                "explain shows a pair and export writes them all: ask for one of the two"
-            )
+            raise ValueError("explain shows a pair and export writes them all: ask for one")
 
 
 def run_dpo(command: DPOCommand) -> Path | dict:
@@ -157,13 +149,8 @@ def run_dpo(command: DPOCommand) -> Path | dict:
             raise ValueError("--data holds pairs already: leave out pairs, golden and export")
         pairs = trl_files.read_preferences(command.data, options.until)
     else:
-        pairs = choose(
-            pairs_of(command),
-            options.pairs_per_instance,
-            command.seed,
-            per_task=options.pairs_per_task,
-            until=options.until,
-        )
+        limits = {"per_task": options.pairs_per_task, "until": options.until}
+        pairs = choose(pairs_of(command), options.pairs_per_instance, command.seed, **limits)
     if command.export:
         path = command.out / "pairs-trl.jsonl"
         system = command.context().world.system_prompt
@@ -173,7 +160,8 @@ def run_dpo(command: DPOCommand) -> Path | dict:
         processes.refuse_torchrun("a pair is not explained")
         context = command.context()
         return explain(context, pairs, options, adapter=command.adapter, reference=reference)
-    run = command.open_run(reference=reference)
+    golden = [command.golden] if command.golden else []
+    run = command.open_run(*golden, reference=reference)
     return dpo(run, command.context(), pairs, options, start=command.adapter, reference=reference)
 
 
@@ -182,11 +170,8 @@ def pairs_of(command: DPOCommand) -> list:
     episodes = read_all(command.data)
     golden = read(command.golden) if command.golden else []
     check_prompts([*episodes, *golden])
-    for episode in episodes:
-        if episode.relabelled:
-            raise ValueError(
-                f"{episode.name}: an expert's answer to a state is imitated by train.py sft"
-            )
+    if any(episode.relabelled for episode in episodes):
+        raise ValueError("--data has experts' answers to states, which train.py sft imitates")
     if command.pairs == "outcome":
         return outcome_pairs(episodes)
     if command.pairs == "contrast":
@@ -209,14 +194,9 @@ class GRPOCommand(Command):
 def run_grpo(command: GRPOCommand) -> Path:
     episodes = mixed_groups(own_rollouts(read_all(command.data)))
     advantages = ADVANTAGES[command.advantage](episodes)
-    return policy_gradient(
-        command.open_run(),
-        command.context(),
-        episodes,
-        command.gradient,
-        start=command.adapter,
-        advantages=advantages,
-    )
+    more = {"start": command.adapter, "advantages": advantages}
+    run, context = command.open_run(), command.context()
+    return policy_gradient(run, context, episodes, command.gradient, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,14 +214,8 @@ def run_ppo(command: PPOCommand) -> Path:
             "all episodes were solved, or none, so no turn was better than another"
         )
     rewards = after_last_turn([float(e.solved) for e in episodes], episodes)
-    return ppo(
-        command.open_run(),
-        command.context(),
-        episodes,
-        command.ppo,
-        start=command.adapter,
-        rewards=rewards,
-    )
+    run, context = command.open_run(), command.context()
+    return ppo(run, context, episodes, command.ppo, start=command.adapter, rewards=rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,14 +234,8 @@ def run_rm(command: RMCommand) -> Path:
         check_prompts(episodes)
         pairs = choose(outcome_pairs(episodes), DPO.pairs_per_instance, command.seed)
         attempts = [e for e in episodes if e.turns and not e.forced]
-    return reward_model(
-        command.open_run(),
-        command.context(),
-        pairs,
-        command.rm,
-        start=command.adapter,
-        attempts=attempts,
-    )
+    run, context = command.open_run(), command.context()
+    return reward_model(run, context, pairs, command.rm, start=command.adapter, attempts=attempts)
 
 
 @dataclass(frozen=True)
@@ -289,7 +257,7 @@ class AverageCommand(Checked):
             raise ValueError(
                 f"{len(self.weights)} weights for {len(self.adapters)} adapters: give one each"
             )
-        if not all(0 < weight < float("inf") for weight in self.weights):
+        if not all(0 < weight < math.inf for weight in self.weights):
             raise ValueError(f"weights must be finite and above 0, got {self.weights}")
 
 

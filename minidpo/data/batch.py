@@ -7,7 +7,6 @@ runs only where the agent wrote.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -58,37 +57,38 @@ def collate(
     trees = trees or [grow([dialogue.ids for dialogue in group]) for group in groups]
     B, T = len(trees), row_length(max(len(tree.ids) for tree in trees))
     ids = torch.zeros(B, T, dtype=torch.long)  # padding is token 0, which nothing ever reads
-    positions, ends = torch.arange(T).repeat(B, 1), torch.arange(1, T + 1).repeat(B, 1)
+    positions = torch.arange(T).repeat(B, 1)
+    ends = torch.arange(1, T + 1).repeat(B, 1)
     for b, tree in enumerate(trees):
-        for padded, values in ((ids, tree.ids), (positions, tree.depths), (ends, tree.ends)):
-            padded[b, : len(values)] = torch.tensor(values)
+        length = len(tree.ids)
+        ids[b, :length] = torch.tensor(tree.ids)
+        positions[b, :length] = torch.tensor(tree.depths)
+        ends[b, :length] = torch.tensor(tree.ends)
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
-    predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
-    n, written = (
-        sum(map(len, groups)),
-        torch.ones_like(row, dtype=torch.bool),
-    )  # all are the agent's
-    kinds = {
-        "sum": sum_weights,
-        "mean": mean_weights,
-        "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma),
-    }
-    entries, mean = [(column, row, kinds[score](written, row, n))], mean_weights(written, row, n)
+
+    predict, targets, column, row, turn = map(torch.tensor, _written(groups, trees, T))
+    n = sum(map(len, groups))
+    written = torch.ones_like(row, dtype=torch.bool)  # every entry is the agent's
+    mean = mean_weights(written, row, n)
+    if score == "dmpo":
+        weight = dmpo_weights(written, row, n, turn, gamma)
+    else:
+        weight = {"sum": sum_weights(written, row, n), "mean": mean}[score]
+    columns, rows, weights = [column], [row], [weight]
     for extra, trajectory in enumerate(means, n):
-        its_entries = row == trajectory
-        entries.append(
-            (column[its_entries], torch.full_like(row[its_entries], extra), mean[its_entries])
-        )
-    column, row, weight = map(torch.cat, zip(*entries))
+        own = row == trajectory
+        columns.append(column[own])
+        rows.append(torch.full_like(row[own], extra))
+        weights.append(mean[own])
     return Batch(
         ids,
         positions,
         ends if branched else None,
         predict,
         targets,
-        column,
-        row,
-        weight,
+        torch.cat(columns),
+        torch.cat(rows),
+        torch.cat(weights),
         rows=n + len(means),
         tokens=sum(len(tree.ids) for tree in trees),
     )
@@ -100,33 +100,31 @@ def _written(
     """What the agent wrote: a batch's `predict` and `targets`, then column, row and turn of W's entries."""
     columns: dict[int, int] = {}  # by the token's place in the flattened batch
     predict, targets, column, row, turns = [], [], [], [], []
-    paths = [
-        (dialogue, path, b * T)
-        for b, (group, tree) in enumerate(zip(groups, trees))
-        for dialogue, path in zip(group, tree.paths)
-    ]
-    for n, (dialogue, path, start) in enumerate(paths):
-        for t, turn in enumerate(dialogue.turns):
-            if turn >= 0:
-                place = start + path[t]
+    n = 0
+    for b, (group, tree) in enumerate(zip(groups, trees)):
+        for dialogue, path in zip(group, tree.paths):
+            for t, turn in enumerate(dialogue.turns):
+                if turn < 0:
+                    continue
+                place = b * T + path[t]
                 if place not in columns:  # else another trajectory has it already
                     columns[place] = len(columns)
-                    predict.append(start + path[t - 1])
+                    predict.append(b * T + path[t - 1])
                     targets.append(dialogue.ids[t])
                 column.append(columns[place])
                 row.append(n)
                 turns.append(turn)
+            n += 1
     return predict, targets, column, row, turns
 
 
 def batch_logps(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """log π of the batch's N tokens, (N,), in nats; walk_above: as in `read_states`."""
-    return read_states(
-        model,
-        batch,
-        lambda hidden, n: token_logps(hidden, model.head_weight, batch.targets[n]),
-        walk_above,
-    )
+
+    def read(hidden: Tensor, n: Tensor | slice) -> Tensor:
+        return token_logps(hidden, model.head_weight, batch.targets[n])
+
+    return read_states(model, batch, read, walk_above)
 
 
 def read_states(
@@ -136,9 +134,8 @@ def read_states(
     are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
     (`memory/depth_first`), and is read a segment at a time."""
     if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
-        unpadded = (
-            tensor[0, : batch.tokens] for tensor in (batch.ids, batch.positions, batch.ends)
-        )
+        padded = batch.ids, batch.positions, batch.ends
+        unpadded = (tensor[0, : batch.tokens] for tensor in padded)
         return read_depth_first(model, *unpadded, batch.predict, read)
     mask = None if batch.ends is None else ancestors(batch.ends)
     hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
@@ -147,9 +144,8 @@ def read_states(
 
 def batch_scores(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """W @ logp: the batch's scores, (rows,), in nats. walk_above: as in `batch_logps`."""
-    return scores(
-        batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows
-    )
+    logps = batch_logps(model, batch, walk_above)[batch.column]  # (M,)
+    return scores(logps, batch.row, batch.weight, batch.rows)
 
 
 def batches_within(lengths: Sequence[int], budget: int) -> list[list[int]]:

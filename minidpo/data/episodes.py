@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import UnionType
+from typing import get_origin
 
 from minidpo.system.files import named_in_errors, write_text
+from minidpo.system.ranges import default_of
 
 VERSION = 1  # of the file format; a reader refuses any other
 BEGIN = b'{"version": '  # of each line
@@ -29,12 +32,10 @@ class Turn:
     observation: str  # the page as text, as it stood before the answer
     answer: str  # the agent's own words
     action: str | None  # the action understood from it, in canonical form; None when there was none
-    error: str | None = (
-        None  # why the action was of no use; the agent reads it next, or its visit has ended
-    )
-    ids: tuple[int, ...] | None = (
-        None  # the answer's tokens as sampled, with the stop token if it came
-    )
+    # why the action was of no use; the agent reads it next, or its visit has ended
+    error: str | None = None
+    # the answer's tokens as sampled, with the stop token if it came
+    ids: tuple[int, ...] | None = None
     logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
 
 
@@ -44,11 +45,8 @@ def in_a_loop(turns: Sequence[Turn]) -> bool:
     WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854). Differs: that compares actions
     alone, and a page may want the same action ten times.
     """
-    said = [
-        None if is_silent(turn) else (turn.observation, turn.action or turn.answer)
-        for turn in turns
-    ]
-    return bool(said) and said[-1] is not None and said.count(said[-1]) >= 3
+    said = [(turn.observation, turn.action or turn.answer) for turn in turns if not is_silent(turn)]
+    return bool(turns) and not is_silent(turns[-1]) and said.count(said[-1]) >= 3
 
 
 def is_silent(turn: Turn) -> bool:
@@ -79,13 +77,11 @@ class Episode:
     outcome: str
     reward: float  # the page's raw reward
     policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@FINGERPRINT, or MODEL@ the same
-    sampling: dict = field(
-        default_factory=dict
-    )  # temperature, top_p, seed; or an expert's noise, seed
+    # temperature, top_p, seed; or an expert's noise, seed
+    sampling: dict = field(default_factory=dict)
     cost: Cost | None = field(default=None, compare=False)
-    forced: int = (
-        0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's
-    )
+    # turns given at its beginning: of a golden episode; of dagger and values, an agent's
+    forced: int = 0
     shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
     progress: float | None = None  # in files of before December 2026: how near a failure came
 
@@ -113,11 +109,6 @@ class Episode:
         return self.instruction, self.turns[0].observation if self.turns else ""
 
     @property
-    def acted(self) -> tuple[str, ...]:
-        """Its actions, whatever was thought before them; of an answer without a usable one all of it."""
-        return tuple(turn.action or turn.answer for turn in self.turns)
-
-    @property
     def said(self) -> tuple[str, ...]:
         """All that the agent said: two episodes that agree in it are the same to the model."""
         return tuple(turn.answer for turn in self.turns)
@@ -138,20 +129,12 @@ class Episode:
     @classmethod
     def from_json(cls, line: str | bytes) -> "Episode":
         """Raises ValueError that says which field is wrong."""
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from None
-        except RecursionError:
-            raise ValueError("not JSON (nested too deep)") from None
-        if not isinstance(record, dict) or record.pop("version", None) != VERSION:
+        record = json_object(line)
+        if record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
         episode = _record_of(cls, record, "episode")
         if episode.outcome not in ("solved", "failed", "limit", "stopped"):
-            raise ValueError(
-                f"episode: 'outcome' should be solved, failed, limit or stopped, got "
-                f"{episode.outcome!r:.40}"
-            )
+            raise ValueError(f"episode: 'outcome' is unknown: {episode.outcome!r:.40}")
         turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
         if not 0 <= episode.forced <= len(turns):
             raise ValueError(f"episode: 'forced' should be 0 to {len(turns)}, got {episode.forced}")
@@ -159,56 +142,67 @@ class Episode:
         return replace(episode, turns=turns, cost=cost)
 
 
-# What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
-_IN_JSON = {
-    str: {str},
-    int: {int},
-    float: {float, int},
-    dict: {dict},
-    str | None: {str, type(None)},
-    tuple[Turn, ...]: {list},
-    Cost | None: {dict, type(None)},
-    tuple[str, ...]: {list},
-    float | None: {float, int, type(None)},
-    tuple[int, ...] | None: {list, type(None)},
-    tuple[float, ...] | None: {list, type(None)},
-}
-# What a field or each entry of its list must be: in words, and whether it is. Half a character is no text.
-_TEXT = "text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)
-_TOKEN_ID = "a token id", lambda v: type(v) is int and 0 <= v < 2**31
-_NUMBER = "a number", lambda v: type(v) in (float, int) and abs(v) <= sys.float_info.max
-_HELD = {
-    str: _TEXT,
-    str | None: _TEXT,
-    tuple[str, ...]: _TEXT,
-    tuple[int, ...] | None: _TOKEN_ID,
-    tuple[float, ...] | None: _NUMBER,
-    float: _NUMBER,
-    float | None: _NUMBER,
+def json_object(line: str | bytes) -> dict:
+    """The JSON object on a line. Raises ValueError if there is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if type(record) is not dict:
+        raise ValueError("not a JSON object")
+    return record
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text; half a character, a lone surrogate, is none."""
+    return type(value) is str and not re.search("[\ud800-\udfff]", value)
+
+
+def _is_number(value: object) -> bool:  # `true` is none
+    return type(value) in (float, int) and abs(value) <= sys.float_info.max
+
+
+# what a field, or each entry of its list, holds: in words, and whether a value is that
+_HOLDS: dict[object, tuple[str, Callable[[object], bool]]] = {
+    str: ("text", is_text),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a number", _is_number),
+    dict: ("an object", lambda value: type(value) is dict),
+    Cost: ("an object", lambda value: type(value) is dict),
+    tuple[Turn, ...]: ("a list of objects", lambda value: type(value) is dict),
+    tuple[str, ...]: ("a list of texts", is_text),
+    tuple[int, ...]: (
+        "a list of token ids",
+        lambda value: type(value) is int and 0 <= value < 2**31,
+    ),
+    tuple[float, ...]: ("a list of numbers", _is_number),
 }
 
 
-def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
-    if not isinstance(record, dict):
-        raise ValueError(f"{what} is not a JSON object")
+def _record_of(kind: type, record: dict, what: str) -> Episode | Turn | Cost:
+    """A dataclass from JSON. Raises ValueError that names the field which does not fit."""
+    values = {}
     for f in fields(kind):
         if f.name not in record:
-            if f.default is MISSING and f.default_factory is MISSING:
+            if default_of(f) is MISSING:
                 raise ValueError(f"{what}: {f.name!r} is missing")
-        elif type(record[f.name]) not in (wanted := _IN_JSON[f.type]):
-            names = " or ".join(sorted(t.__name__ for t in wanted)).replace("NoneType", "null")
-            raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
-        elif f.type in _HELD and (value := record[f.name]) is not None:
-            name, fits = _HELD[f.type]
-            if wrong := [
-                each for each in (value if type(value) is list else [value]) if not fits(each)
-            ]:
-                raise ValueError(f"{what}: {f.name!r} should hold {name}, got {wrong[0]!r:.40}")
-    if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
+            continue
+        value, held = record[f.name], f.type
+        if isinstance(f.type, UnionType):  # TYPE | None
+            held = f.type.__args__[0]
+            if value is None:
+                values[f.name] = None
+                continue
+        words, holds = _HOLDS[held]
+        is_list = get_origin(held) is tuple
+        entries = value if is_list else [value]
+        if type(entries) is not list or not all(map(holds, entries)):
+            raise ValueError(f"{what}: {f.name!r} should be {words}, got {value!r:.40}")
+        values[f.name] = tuple(value) if is_list else value
+    unknown = sorted(record.keys() - {f.name for f in fields(kind)})
+    if unknown:
         raise ValueError(f"{what}: unknown field {unknown[0]!r}")
-    return kind(
-        **{name: tuple(value) if type(value) is list else value for name, value in record.items()}
-    )
+    return kind(**values)
 
 
 def grouped(items: Iterable, key: Callable) -> dict:
@@ -238,9 +232,8 @@ def read(path: str | Path) -> list[Episode]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file of episodes")
-    with open(
-        path, "rb"
-    ) as file:  # bytes: a line that is not UTF-8 is named like any other bad line
+    # bytes: a line that is not UTF-8 is named like any other bad line
+    with open(path, "rb") as file:
         episodes = list(parse_lines(path, file))
     if not episodes:
         raise ValueError(f"{path}: holds no episodes")
@@ -284,8 +277,7 @@ def _readable(episode: Episode) -> str:
         Episode.from_json(line)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{episode.name}: the world or its policy gave what a file of episodes does not "
-            f"hold: {error}"
+            f"{episode.name}: the world or its policy gave what no file of episodes holds: {error}"
         ) from None
     return line + "\n"
 

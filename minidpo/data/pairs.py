@@ -42,16 +42,10 @@ class Pair:
 
     def __post_init__(self):
         c, r = self.chosen, self.rejected
-        if self.source == "unpaired":
-            return
-        if c.instance != r.instance:
+        if self.source != "unpaired" and (c.instance != r.instance or not is_better(c, r)):
             raise ValueError(
-                f"a pair needs one instance, got {c.task} seed {c.seed} and {r.task} seed {r.seed}"
-            )
-        if not is_better(c, r):
-            raise ValueError(
-                f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, or its reward "
-                f"higher, got {c.outcome} at {c.reward}, {r.outcome} at {r.reward}"
+                "the chosen of a pair is solved and the rejected not, or its reward higher, on one instance; "
+                f"got {c.name}, {c.outcome} at {c.reward}, and {r.name}, {r.outcome} at {r.reward}"
             )
 
     def provenance(self) -> dict:
@@ -64,7 +58,7 @@ class Pair:
 
 
 def _origin(episode: Episode) -> dict:
-    names = ("task", "seed", "policy", "index", "forced", "sampling", "outcome", "reward")
+    names = ["task", "seed", "policy", "index", "forced", "sampling", "outcome", "reward"]
     return {**{name: getattr(episode, name) for name in names}, "turns": len(episode.turns)}
 
 
@@ -107,20 +101,18 @@ def stepwise_pairs(golden: Sequence[Episode], played: Sequence[Episode]) -> list
     shown = by_instance(golden)
     pairs = []
     for instance, group in by_instance(played).items():
-        by_start = grouped(
-            (e for e in group if len(e.turns) > e.forced), lambda e: e.said[: e.forced]
-        )
-        for start, episodes in sorted(by_start.items(), key=lambda item: len(item[0])):
+        chose = [e for e in group if len(e.turns) > e.forced]
+        by_start = grouped(chose, lambda e: e.said[: e.forced])
+        for start in sorted(by_start, key=len):
             t = len(start)
-            ways_on = [
-                e for e in shown.get(instance, []) if len(e.turns) > t and e.said[:t] == start
-            ]
-            good = [e for e in episodes if e.solved] + ways_on
+            golden_here = shown.get(instance, [])
+            good = [e for e in by_start[start] if e.solved]
+            good += [e for e in golden_here if len(e.turns) > t and e.said[:t] == start]
             right = {e.turns[t].action for e in good} - {None}
-            bad = [e for e in episodes if not e.solved and e.turns[t].action not in right]
-            pairs += [
-                Pair(a.up_to(t + 1), b.up_to(t + 1), "stepwise") for a, b in product(good, bad)
-            ]
+            failed = [e for e in by_start[start] if not e.solved]
+            bad = [e for e in failed if e.turns[t].action not in right]
+            for a, b in product(good, bad):
+                pairs.append(Pair(a.up_to(t + 1), b.up_to(t + 1), "stepwise"))
     return different(pairs)
 
 
@@ -189,39 +181,39 @@ def choose(
     frequent behaviour counts more. until "turn": pairs are cut here, and those that differed only later become
     one. Pairs that are not compared (KTO) all stay, in their order. Raises NothingToLearn if there is none.
     """
-    pairs = [
-        pair
-        for pair in pairs
-        if pair.chosen.said != pair.rejected.said or pair.source == "unpaired"
-    ]
+    if pairs and pairs[0].source == "unpaired":
+        return list(pairs)
+    pairs = [pair for pair in pairs if pair.chosen.said != pair.rejected.said]
     if not pairs:
         raise NothingToLearn("no two episodes of one instance differ in their verdict")
-    if pairs[0].source == "unpaired":
-        return pairs
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
     for group in grouped(pairs, lambda pair: pair.chosen.instance).values():
         found = _shuffled(group, seed)
         if until == "turn":
             found = different([Pair(*cut_at_turn(p.chosen, p.rejected), p.source) for p in found])
         ranked += enumerate(_in_turn(found, per_instance))
-    chosen = [pair for _, pair in ranked]
     if per_task is not None:
-        chosen = _capped(ranked, per_task, seed)
+        by_task = grouped(ranked, lambda item: item[1].chosen.task)
+        ranked = []
+        for task, of_task in by_task.items():  # those ranked first in their instance come first
+            random.Random(f"{seed} {task}").shuffle(of_task)
+            ranked += sorted(of_task, key=lambda item: item[0])[:per_task]
+    chosen = [pair for _, pair in ranked]
     random.Random(seed).shuffle(chosen)
     return chosen
 
 
 def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
     """An instance's pairs by source, and within it in a random order of the chosen, then of the rejected."""
-    order: dict[int, int] = {}
-    shuffle = random.Random(f"{seed} {pairs[0].chosen.instance}").shuffle
-    for side in ("chosen", "rejected"):
-        episodes = list({id(getattr(pair, side)): None for pair in pairs})
-        shuffle(episodes)
-        order |= {episode: place for place, episode in enumerate(episodes)}
-    sources = list(dict.fromkeys(pair.source for pair in pairs))
+    draw = random.Random(f"{seed} {pairs[0].chosen.instance}")
+    place: dict[int, int] = {}  # of each episode, by its id
+    for side in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs]):
+        episodes = list(dict.fromkeys(map(id, side)))
+        draw.shuffle(episodes)
+        place |= {episode: n for n, episode in enumerate(episodes)}
+    sources = [pair.source for pair in pairs]
     return sorted(
-        pairs, key=lambda p: (sources.index(p.source), order[id(p.chosen)], order[id(p.rejected)])
+        pairs, key=lambda p: (sources.index(p.source), place[id(p.chosen)], place[id(p.rejected)])
     )
 
 
@@ -245,15 +237,6 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
         candidates.remove(least_used)
         taken.append(least_used)
     return taken
-
-
-def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pair]:
-    """At most `per_task` pairs of each task: those ranked first in their instance come first."""
-    pairs = []
-    for task, of_task in grouped(ranked, lambda item: item[1].chosen.task).items():
-        random.Random(f"{seed} {task}").shuffle(of_task)
-        pairs += [pair for _, pair in sorted(of_task, key=lambda item: item[0])[:per_task]]
-    return pairs
 
 
 def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence, seed: int) -> list[Episode]:

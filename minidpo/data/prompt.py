@@ -163,14 +163,14 @@ class Conversation:
 
     def dialogue(self, chat: Chat) -> Dialogue:
         """Token ids, and which are to be learned; turns are counted from the first of those."""
-        otherwise = any(word in (chat.template or "") for word in ("<tool_response>", "ipython"))
-        if otherwise and any(message.role == "tool" for message in self.messages):
+        template, roles = chat.template or "", [message.role for message in self.messages]
+        if "tool" in roles and ("<tool_response>" in template or "ipython" in template):
             raise ValueError(
                 f"{self.name}: role 'tool', which this model's template writes otherwise: write "
                 "it in the file as the template does, as 'user' where that has <tool_response>"
             )
         ids, turns = chat.dialogue(list(self.messages))
-        before = sum(message.role == "assistant" for message in self.messages[: self.given])
+        before = roles[: self.given].count("assistant")
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 
@@ -189,17 +189,14 @@ def dialogues_of(
     trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat, limit: int, system: str
 ) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = [
-        dialogue_of(trajectory, chat, system)
-        for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)
-    ]
-    # behind the agent's last token stands nothing that is read
-    dialogues = [
-        dialogue
-        if any(turn >= 0 for turn in dialogue.turns[limit:])
-        else Dialogue(dialogue.ids[:limit], dialogue.turns[:limit])
-        for dialogue in dialogues
-    ]
+    dialogues = []
+    for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False):
+        ids, turns = dialogue_of(trajectory, chat, system)
+        if (
+            max(turns[limit:], default=-1) < 0
+        ):  # nothing that is read follows the agent's last token
+            ids, turns = ids[:limit], turns[:limit]
+        dialogues.append(Dialogue(ids, turns))
     names = [trajectory.name for trajectory in trajectories]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
@@ -208,7 +205,7 @@ def dialogues_of(
 def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limit: int) -> None:
     """Refuse, by name, a trajectory in which the agent wrote nothing or that is too long for the model."""
     for dialogue, name in zip(dialogues, names, strict=True):
-        if not any(turn >= 0 for turn in dialogue.turns):
+        if not dialogue.written:
             raise ValueError(
                 f"{name}: the agent wrote nothing in it, so there is nothing to learn from"
             )
@@ -217,13 +214,8 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
                 f"{name}: it begins with a token of the agent, which nothing can predict; "
                 "a trajectory begins with a prompt"
             )
-    if too_long := [
-        f"{name}: {len(dialogue.ids)} tokens"
-        for dialogue, name in zip(dialogues, names)
-        if len(dialogue.ids) > limit
-    ]:
-        more = f" and {len(too_long) - 9} more" if len(too_long) > 9 else ""
-        raise ValueError(
-            f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out "
-            "what is longer, or ask for fewer --shots if it was played behind examples"
-        )
+        if len(dialogue.ids) > limit:
+            raise ValueError(
+                f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}: leave it "
+                "out, or ask for fewer --shots if it was played behind examples"
+            )

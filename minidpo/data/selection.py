@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from minidpo.data.episodes import Episode, by_instance
 from minidpo.objective.losses import advantage_weights
@@ -50,10 +51,14 @@ def answers_of_experts(episodes: Sequence[Episode]) -> list[Episode]:
 
 def weights_by_advantage(episodes: Sequence[Episode], temperature: float) -> list[float]:
     """How much each episode counts by its verdict against its instance's mean (`advantage_weights`)."""
+    return advantage_weights(*verdicts(episodes), temperature).tolist()
+
+
+def verdicts(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor]:
+    """The reward, 1 or 0, and the number of the instance of each episode, (B,) both."""
     number = {instance: n for n, instance in enumerate(by_instance(episodes))}
     reward = torch.tensor([float(e.solved) for e in episodes])
-    group = torch.tensor([number[e.instance] for e in episodes])
-    return advantage_weights(reward, group, temperature).tolist()
+    return reward, torch.tensor([number[e.instance] for e in episodes])
 
 
 def is_expert(episode: Episode) -> bool:
@@ -64,7 +69,6 @@ def is_expert(episode: Episode) -> bool:
 
 def uniform(episode: Episode, seed: int) -> float:
     """A uniform number below 1, by the seed and the episode."""
-    player = episode.policy.rpartition("@")[
-        2
-    ]  # its fingerprint: an adapter's folder may have been moved
+    # by its fingerprint, because an adapter's folder may have been moved
+    player = episode.policy.rpartition("@")[2]
     return random.Random(f"{seed} {player} {episode.key}").random()

@@ -54,14 +54,15 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
         shared = common(before, trajectory)
         for token in path[shared:]:
             ends[token] = len(ids)
-        path = path[:shared] + list(range(len(ids), len(ids) + len(trajectory) - shared))
+        new = len(trajectory) - shared
+        path = path[:shared] + list(range(len(ids), len(ids) + new))
         ids += trajectory[shared:]
         depths += range(shared, len(trajectory))
-        ends += [0] * (len(trajectory) - shared)
+        ends += [0] * new  # until the branch is complete
         paths[i], before = path, trajectory
-    return Tree(
-        ids, depths, [end or len(ids) for end in ends], paths
-    )  # 0: of the last path, still open
+    for token in path:  # the last branch
+        ends[token] = len(ids)
+    return Tree(ids, depths, ends, paths)
 
 
 def ancestors(ends: Tensor) -> Tensor:
@@ -136,9 +137,8 @@ def _insert(rows: list[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
     """Put token rows into sorted `rows`. Returns how many tokens their tree gains."""
     gained = 0
     for row in new:
-        at = bisect(rows, row)  # the longest common prefix is that with a neighbour
-        gained += len(row) - max(
-            (common(row, near) for near in rows[max(0, at - 1) : at + 1]), default=0
-        )
+        at = bisect(rows, row)
+        neighbours = rows[max(0, at - 1) : at + 1]  # with one of these it shares most
+        gained += len(row) - max((common(row, near) for near in neighbours), default=0)
         rows.insert(at, row)
     return gained

@@ -6,42 +6,25 @@ What counts is what the assistant says behind the prompt, as in our own episodes
 behind the prompt: also the pages between two answers, and the line break behind each.
 """
 
-import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidpo.data.episodes import is_text, json_object
 from minidpo.data.pairs import NothingToLearn, Pair, cut_at_turn
 from minidpo.data.prompt import Conversation, episode_messages
 from minidpo.data.tree import common
 from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
-COLUMN, VERSION = (
-    "minidpo",
-    1,
-)  # what we add to the rows that we write; other trainers do not read it
-FIELDS = {
-    "prompt",
-    "chosen",
-    "rejected",
-    "completion",
-    "messages",
-}  # of a conversation, not of an episode
+# what we add to the rows that we write; other trainers do not read it
+COLUMN, VERSION = "minidpo", 1
+# of a conversation, not of an episode
+FIELDS = {"prompt", "chosen", "rejected", "completion", "messages"}
 ROLES = ("system", "user", "assistant", "tool")
 # What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
-SAID = (
-    "audio",
-    "function_call",
-    "images",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "thinking",
-    "tool_calls",
-    "videos",
-)
+SAID = "audio function_call images reasoning reasoning_content refusal thinking tool_calls videos"
 
 
 @dataclass(frozen=True)
@@ -59,34 +42,20 @@ class Preferred:
 
 def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of conversations, by their first lines. Raises ValueError if only some are."""
-    found = {}
+    kinds = {}
     for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
-        if path.name.endswith(".metrics.jsonl"):
-            raise ValueError(f"{path}: the log of collect.py, not its episodes: leave it out")
         with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"").lstrip()
-        indented = line.endswith(b"\n") and line.strip() == b"{"
-        if indented or line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ValueError(
-                f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)"
-            )
+            line = next(filter(bytes.strip, file), b"")
         try:
-            row = json.loads(line)
-            found[path] = (
-                isinstance(row, dict)
-                and bool(row)
-                and ("version" not in row or not FIELDS.isdisjoint(row))
-            )
-        except (ValueError, RecursionError):  # damaged: the reader of episodes says how
-            found[path] = False
-    if len(set(found.values())) == 2:
-        rows, episodes = (
-            next(path for path in found if found[path] == kind) for kind in (True, False)
-        )
+            kinds[path] = not FIELDS.isdisjoint(json_object(line))
+        except ValueError:  # damaged: the reader of episodes says how
+            kinds[path] = False
+    if len(set(kinds.values())) == 2:
+        rows, episodes = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
         raise ValueError(
             f"{rows} holds conversations and {episodes} does not: give --data files of one kind"
         )
-    return any(found.values())
+    return any(kinds.values())
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
@@ -98,63 +67,43 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
                     continue
                 name = f"{path}, line {number}"
                 try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{name}: not JSON ({error})") from None
-                if not isinstance(row, dict):
-                    raise ValueError(f"{name}: not a JSON object")
-                if more := [field for field in ("tools", "images", "image") if row.get(field)]:
-                    raise ValueError(f"{name}: {more[0]!r} is not read: a conversation is text")
+                    row = json_object(line)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+                for field in ("tools", "images", "image"):
+                    if row.get(field):
+                        raise ValueError(f"{name}: {field!r} is not read: a conversation is text")
                 yield name, row
 
 
-def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
-    """A field's messages. Raises ValueError that says what in it is none."""
+def _messages(
+    row: dict, field: str, name: str, prompt: tuple[Message, ...] = ()
+) -> tuple[Message, ...]:
+    """A field's messages, which go on from a prompt. Raises ValueError that says what is wrong in them."""
     value = row.get(field)
-    if isinstance(value, str):
-        raise ValueError(
-            f"{name}: {field!r} is text, and only conversations are read: [{{role, content}}]"
-        )
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{name}: {field!r} should be a list of messages, got {value!r:.40}")
+        raise ValueError(
+            f"{name}: {field!r} should be messages, [{{role, content}}], got {value!r:.40}"
+        )
     for n, message in enumerate(value):
         where = f"{name}: {field}[{n}]"
-        if not isinstance(message, dict):
-            raise ValueError(f"{where} is not a message with role and content")
-        if message.get("role") not in ROLES:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(f"{where}: wanted a message with the role {', '.join(ROLES)}")
+        if not is_text(message.get("content")):
+            raise ValueError(f"{where}: 'content' should be text")
+        unread = [key for key in SAID.split() if message.get(key)]
+        if field != "prompt" and message.get("weight") not in (None, 1):
+            unread.append("weight")  # OpenAI's 0: not to be learned
+        if unread:
             raise ValueError(
-                f"{where}: 'role' should be {', '.join(ROLES)}, got {message.get('role')!r:.40}"
+                f"{where}: {unread[0]!r} is not read: each message says its content, and counts alike"
             )
-        if not isinstance(message.get("content"), str):
-            raise ValueError(
-                f"{where}: 'content' should be text, got {message.get('content')!r:.40}"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in message["content"]):
-            raise ValueError(
-                f"{where}: 'content' holds half a character, which is no text: a lone surrogate"
-            )
-        if more := [key for key in SAID if message.get(key)]:
-            raise ValueError(
-                f"{where}: {more[0]!r} is not read: what a message says is its content"
-            )
-        if field != "prompt" and message.get("weight") not in (
-            None,
-            1,
-        ):  # OpenAI's 0: not to be learned
-            raise ValueError(
-                f"{where}: 'weight' is not read: every answer behind the prompt counts alike"
-            )
-    return tuple(Message(message["role"], message["content"]) for message in value)
-
-
-def _check_begins_anew(
-    said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str
-) -> None:
-    """Raise ValueError if the prompt would be read twice, and its old answers be learned."""
+    said = tuple(Message(message["role"], message["content"]) for message in value)
     if prompt and (said[: len(prompt)] == prompt or said[0] == prompt[-1]):
-        raise ValueError(
+        raise ValueError(  # it would be read twice, and its old answers be learned
             f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out"
         )
+    return said
 
 
 def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
@@ -163,29 +112,19 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
         raise ValueError(
             f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}"
         )
-    sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
-    text = row.get("prompt") or ""
+    text, prompt = row.get("prompt") or "", ()
     if not isinstance(text, str):
         prompt = _messages(row, "prompt", name)
-        for side, field in zip(sides, ("chosen", "rejected")):
-            _check_begins_anew(side, field, prompt, name)
+    sides = [_messages(row, field, name, prompt) for field in ("chosen", "rejected")]
+    if prompt:
         return prompt, *sides
     prompt = sides[0][: common(*sides)]  # what both begin with, as TRL has it
-    if not prompt:
-        raise ValueError(
-            f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, "
-            "with the prompt"
-        )
-    if text.strip() not in ("", *(message.content.strip() for message in prompt)):
-        raise ValueError(
-            f"{name}: 'prompt' is text that is none of the messages with which 'chosen' and "
-            "'rejected' begin: make it a list of messages"
-        )
     chosen, rejected = (side[len(prompt) :] for side in sides)
-    if not (chosen and rejected):
+    told = text.strip() in ("", *(message.content.strip() for message in prompt))
+    if not (prompt and told and chosen and rejected):
         raise ValueError(
-            f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the other: "
-            "leave the row out"
+            f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, with "
+            "the prompt, and then differ: make 'prompt' a list of messages, or leave the row out"
         )
     return prompt, chosen, rejected
 
@@ -222,8 +161,8 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
         if row.get("messages") is not None:
             prompt, said = (), _messages(row, "messages", name)
         elif row.get("completion") is not None:
-            prompt, said = _messages(row, "prompt", name), _messages(row, "completion", name)
-            _check_begins_anew(said, "completion", prompt, name)
+            prompt = _messages(row, "prompt", name)
+            said = _messages(row, "completion", name, prompt)
         elif row.get("chosen") is not None:
             prompt, said, _ = _preference(row, name)
             if not _solved(row, name):
@@ -255,47 +194,33 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str, system: str) -> d
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ValueError(f"{path} exists and holds other pairs: delete it, or give another --out")
     write_text(path, text)
-    if len(rows) < len(pairs):
-        print(
-            f"{len(pairs) - len(rows)} pairs are left out, because their sides began with different pages"
-        )
-    print(
-        f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages"
-        + ", whole: until token cuts within a message" * (until == "token")
-    )
+    left_out = len(pairs) - len(rows)
+    if left_out:
+        print(f"{left_out} pairs are left out, because their sides began with different pages")
+    whole = ", whole: until token cuts within a message" if until == "token" else ""
+    print(f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages{whole}")
     return {"pairs": len(rows)}
 
 
 def _row(pair: Pair, system: str) -> dict | None:
     """A pair as messages: the prompt is all up to the first page that counts, of a dagger pair the last. None
     if the two sides have not read the same up to there."""
-    chosen, rejected = (
-        [{"role": m.role, "content": m.content} for m in episode_messages(e, system)]
-        for e in (pair.chosen, pair.rejected)
-    )
-    # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
-    sides = {
-        name: {
+    first = 2 + len(pair.chosen.shots) + 2 * pair.chosen.forced * pair.chosen.relabelled
+    origin = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source}
+    about = {"version": VERSION, **origin, "solved": pair.chosen.solved}
+    said = []
+    for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        messages = episode_messages(e, system)
+        said.append([{"role": m.role, "content": m.content} for m in messages])
+        # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
+        about[name] = {
             "policy": e.policy,
             "index": e.index,
             "outcome": e.outcome,
             "reward": float(e.reward),
         }
-        for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))
-    }
-    first = 2 + len(pair.chosen.shots) + 2 * pair.chosen.forced * pair.chosen.relabelled
+    chosen, rejected = said
     if chosen[:first] != rejected[:first]:
         return None
-    return {
-        "prompt": chosen[:first],
-        "chosen": chosen[first:],
-        "rejected": rejected[first:],
-        COLUMN: {
-            "version": VERSION,
-            "task": pair.chosen.task,
-            "seed": pair.chosen.seed,
-            "source": pair.source,
-            "solved": pair.chosen.solved,
-            **sides,
-        },
-    }
+    prompt = chosen[:first]
+    return {"prompt": prompt, "chosen": chosen[first:], "rejected": rejected[first:], COLUMN: about}

@@ -99,6 +99,12 @@ def tensor_of(result, shape: tuple, what: str = "the result") -> Tensor:
     return result
 
 
+def unchanged(names, now, before) -> None:
+    """Fail with the name of the first tensor that a function has written to."""
+    for name, after, first in zip(names, now, before, strict=True):
+        assert torch.equal(after, first), f"{name} was {first.tolist()} and is now {after.tolist()}"
+
+
 def same(a: float, b: float, what: str) -> None:
     """Fail with both numbers unless a and b are equal up to rounding in float64."""
     assert math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9), f"{what}: {', then '.join(unlike(a, b))}"

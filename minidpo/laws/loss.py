@@ -10,7 +10,7 @@ import math
 import torch
 from hypothesis import strategies as st
 
-from minidpo.laws.for_all import for_all, same, shown, tensor_of, unlike
+from minidpo.laws.for_all import for_all, same, shown, tensor_of, unchanged, unlike
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 
@@ -38,9 +38,14 @@ def called(loss, inputs):
     return result
 
 
-def value(loss, *pairs, dtype=torch.float64):
-    """The loss of these pairs, one after the other, as a list; its shape is the first law's matter alone."""
-    return called(loss, tensors(*pairs, dtype=dtype)).reshape(-1).tolist()
+def value(loss, state, dtype=torch.float64):
+    """The loss of a pair; its shape is the first law's matter alone."""
+    return called(loss, tensors(state, dtype=dtype)).reshape(-1)[0].item()
+
+
+def of(loss, beta):
+    """The loss with this beta."""
+    return functools.partial(loss, beta=beta)
 
 
 def slopes(loss, state, dtype=torch.float64):
@@ -58,6 +63,22 @@ def moved(state, *by):
     return tuple(x + step for x, step in zip(state, by, strict=True))
 
 
+def pulls_to_the_chosen(loss, state, dtype=torch.float64):
+    up, down = slopes(loss, state, dtype)
+    assert up < 0 < down, f"its slopes are {up:.6g} and {down:.6g}, wanted - and +"
+
+
+def ignores(loss, state, *by):
+    """Whether these constants on its four log-probs change nothing."""
+    sides = " and ".join(side for side, step in zip(SIDES, by, strict=True) if step)
+    moved_state = moved(state, *by)
+    same(
+        value(loss, state),
+        value(loss, moved_state),
+        f"the loss without and with a constant on {sides}",
+    )
+
+
 # What it takes and gives
 
 
@@ -69,7 +90,7 @@ def gives_each_pair_a_loss_of_its_own(loss, a, b, c):
     assert shape == (3,), f"three pairs give a loss of shape {shape}, wanted (3,)"
     tensor_of(loss(*tensors(a)), (1,), "the loss of one pair")
     for pair, among_others in zip((a, b, c), together.tolist(), strict=True):
-        same(value(loss, pair)[0], among_others, "a pair's loss alone and among others")
+        same(value(loss, pair), among_others, "a pair's loss alone and among others")
 
 
 @for_all(state=states, dtype=st.sampled_from([torch.float32, torch.float64]))
@@ -82,10 +103,7 @@ def computes_in_the_dtype_of_the_log_probs(loss, state, dtype):
 def leaves_its_inputs_as_they_were(loss, state):
     inputs = tensors(state)
     loss(*inputs)
-    for name, before, after in zip(SIDES, tensors(state), inputs, strict=True):
-        assert torch.equal(before, after), (
-            f"{name} was {before.item():.6g} and is now {after.item():.6g}"
-        )
+    unchanged(SIDES, inputs, tensors(state))
 
 
 @for_all(side=st.sampled_from(SIDES), odd=st.sampled_from([math.nan, -math.inf, math.inf]))
@@ -98,12 +116,12 @@ def refuses_a_log_prob_that_is_not_finite(loss, side, odd):
         result = value(loss, state)
     except ValueError:
         return
-    assert result == without, f"gives {result[0]:.6g}, and no ValueError"
+    assert result == without, f"gives {result:.6g}, and no ValueError"
 
 
 @for_all(state=far_states)
 def is_finite_in_float32_at_margins_of_thousands(loss, state):
-    found = (*value(loss, state, dtype=torch.float32), *slopes(loss, state, torch.float32))
+    found = (value(loss, state, torch.float32), *slopes(loss, state, torch.float32))
     assert all(map(math.isfinite, found)), (
         f"its value is {found[0]:.6g}, its slopes {shown(found[1:])}"
     )
@@ -112,15 +130,13 @@ def is_finite_in_float32_at_margins_of_thousands(loss, state):
 @for_all(state=states)
 def has_the_gradient_of_its_value(loss, state):
     """Between the slopes measured to the left and to the right, so that a kink may choose."""
-    in_float64 = (
-        called(loss, tensors(state)).dtype == torch.float64
-    )  # else a loss rounds in its own dtype
-    tiny, slack = (1e-5, 1e-5) if in_float64 else (1e-2, 1e-3)
+    in_float64 = called(loss, tensors(state)).dtype == torch.float64
+    tiny, slack = (1e-5, 1e-5) if in_float64 else (1e-2, 1e-3)  # else it rounds in its own dtype
+    here = value(loss, state)
     for side, gradient in enumerate(slopes(loss, state)):
-        below, here, above = (
-            value(loss, moved(state, *[at * (i == side) for i in range(4)]))[0]
-            for at in (-tiny, 0, tiny)
-        )
+        step = [tiny * (i == side) for i in range(4)]
+        below = value(loss, moved(state, *(-x for x in step)))
+        above = value(loss, moved(state, *step))
         low, high = sorted(((here - below) / tiny, (above - here) / tiny))
         most = slack + 1e-3 * abs(gradient)
         assert low - most <= gradient <= high + most, (
@@ -134,49 +150,28 @@ def has_the_gradient_of_its_value(loss, state):
 @for_all(state=states)
 def reads_the_reference(loss, state):
     """Both sides of it, for a policy that is still the reference or a few nats away."""
-    chosen, rejected = state[:2]
-    at_reference = value(loss, (chosen, rejected, chosen, rejected))
-    for side, step in ((2, (1, 0)), (3, (0, 1))):
-        results = [
-            value(
-                loss, moved((chosen, rejected, chosen, rejected), 0, 0, *(-nats * s for s in step))
-            )
-            for nats in (1, 3)
-        ]
-        assert all(math.isfinite(x) for result in results for x in result), (
-            f"gives {results}"
-        )  # nan != nan
-        assert any(result != at_reference for result in results), (
-            f"a lower {SIDES[side]} changes nothing"
-        )
+    state = (*state[:2], *state[:2])
+    start = value(loss, state)
+    for name, lower in ((SIDES[2], (0, 0, -1, 0)), (SIDES[3], (0, 0, 0, -1))):
+        found = [value(loss, moved(state, *(nats * x for x in lower))) for nats in (1, 3)]
+        assert all(map(math.isfinite, found)), f"gives {found}"  # nan != nan
+        assert found != [start, start], f"a lower {name} changes nothing"
 
 
 @for_all(state=states, prompt=prompts)
 def ignores_what_a_prompt_adds_to_the_policy(loss, state, prompt):
-    same(
-        value(loss, state)[0],
-        value(loss, moved(state, prompt, prompt, 0, 0))[0],
-        "the loss without and with a constant on both of the policy's log-probs",
-    )
+    ignores(loss, state, prompt, prompt, 0, 0)
 
 
 @for_all(state=states, prompt=prompts)
 def ignores_what_a_prompt_adds_to_the_reference(loss, state, prompt):
-    same(
-        value(loss, state)[0],
-        value(loss, moved(state, 0, 0, prompt, prompt))[0],
-        "the loss without and with a constant on both of the reference's log-probs",
-    )
+    ignores(loss, state, 0, 0, prompt, prompt)
 
 
 @for_all(state=states, nats=prompts)
 def sees_the_policy_only_as_a_ratio_to_the_reference(loss, state, nats):
     """Together with the two before: it sees h alone, the difference of two log-ratios."""
-    same(
-        value(loss, state)[0],
-        value(loss, moved(state, nats, 0, nats, 0))[0],
-        "the loss without and with a constant on the chosen's log-prob, policy's and reference's",
-    )
+    ignores(loss, state, nats, 0, nats, 0)
 
 
 # Where it starts
@@ -184,22 +179,20 @@ def sees_the_policy_only_as_a_ratio_to_the_reference(loss, state, nats):
 
 @for_all(chosen=logps, rejected=logps)
 def is_log_2_where_the_policy_is_the_reference(loss, chosen, rejected):
-    (found,) = value(loss, (chosen, rejected, chosen, rejected))
+    found = value(loss, (chosen, rejected, chosen, rejected))
     assert math.isclose(found, math.log(2), abs_tol=1e-12), f"it is {unlike(found, math.log(2))[0]}"
 
 
 @for_all(chosen=logps, rejected=logps)
 def pulls_the_chosen_up_and_the_rejected_down_at_first(loss, chosen, rejected):
-    up, down = slopes(loss, (chosen, rejected, chosen, rejected))
-    assert up < 0 < down, f"at the reference its slopes are {up:.6g} and {down:.6g}, wanted - and +"
+    pulls_to_the_chosen(loss, (chosen, rejected, chosen, rejected))
 
 
 @for_all(chosen=prompts, rejected=prompts, nats=st.floats(1, 30))
 def does_not_let_both_log_probs_fall(loss, chosen, rejected, nats):
     """DPO does: it is as content with both lower by the same, and in training the chosen often falls."""
-    (start,), (fallen,) = (
-        value(loss, moved((chosen, rejected, chosen, rejected), -by, -by, 0, 0)) for by in (0, nats)
-    )
+    state = (chosen, rejected, chosen, rejected)
+    start, fallen = value(loss, state), value(loss, moved(state, -nats, -nats, 0, 0))
     assert fallen > start + 1e-9, (
         f"both fall {nats:.6g} nats below the reference: {start:.6g}, {fallen:.6g}"
     )
@@ -222,15 +215,13 @@ def never_pulls_a_won_pair_back(loss, state):
 
 @for_all(state=won_states)
 def pulls_a_won_pair_further_however_large_its_margin(loss, state):
-    up, down = slopes(loss, state)
-    assert up < 0 < down, f"its slopes are {up:.6g} and {down:.6g}, wanted - and +"
+    pulls_to_the_chosen(loss, state)
 
 
 @for_all(nats=st.floats(0, 1000))
 def still_pulls_a_pair_that_is_hopelessly_lost(loss, nats):
     """In float32, for a policy that has moved so many nats the wrong way on both sides."""
-    up, down = slopes(loss, (-1 - nats, -1.0, -1.0, -1 - nats), torch.float32)
-    assert up < 0 < down, f"its slopes are {up:.6g} and {down:.6g}, wanted - and +"
+    pulls_to_the_chosen(loss, (-1 - nats, -1.0, -1.0, -1 - nats), torch.float32)
 
 
 @for_all(a=wide_states, b=wide_states)
@@ -238,13 +229,13 @@ def is_convex_in_the_policys_log_probs(loss, a, b):
     """So the further a pair is from being won, the harder it is pulled."""
     a = (*a[:2], *b[2:])  # one reference
     middle = tuple((x + y) / 2 for x, y in zip(a, b, strict=True))
-    low, high = value(loss, middle)[0], (value(loss, a)[0] + value(loss, b)[0]) / 2
+    low, high = value(loss, middle), (value(loss, a) + value(loss, b)) / 2
     assert low <= high + 1e-9 * (1 + abs(high)), f"{low:.6g} half-way, {high:.6g} on average"
 
 
 @for_all(state=states)
 def is_never_negative(loss, state):
-    (found,) = value(loss, state)
+    found = value(loss, state)
     assert found >= 0, f"it is {found:.6g}"
 
 
@@ -255,7 +246,7 @@ def is_never_negative(loss, state):
 def gives_a_pair_and_its_swap_probabilities_that_sum_to_1(loss, state):
     """exp(-loss) as a probability that the chosen is better: the labels' likelihood under some model."""
     pc, pr, rc, rr = state
-    found = math.fsum(math.exp(-x) for x in value(loss, state) + value(loss, (pr, pc, rr, rc)))
+    found = math.exp(-value(loss, state)) + math.exp(-value(loss, (pr, pc, rr, rc)))
     assert math.isclose(found, 1, rel_tol=1e-9), f"their sum is {unlike(found, 1)[0]}"
 
 
@@ -263,7 +254,7 @@ def gives_a_pair_and_its_swap_probabilities_that_sum_to_1(loss, state):
 def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
     """-d loss / d policy_chosen = β (1 - exp(-loss)) with one β for all pairs: the logistic curve alone."""
     (up_a, _), (up_b, _) = slopes(loss, a), slopes(loss, b)
-    wrong_a, wrong_b = (-math.expm1(-x) for x in value(loss, a) + value(loss, b))
+    wrong_a, wrong_b = -math.expm1(-value(loss, a)), -math.expm1(-value(loss, b))
     assert math.isclose(up_a * wrong_b, up_b * wrong_a, rel_tol=1e-6, abs_tol=1e-15), (
         f"pulls {-up_a:.6g} at a probability of {wrong_a:.6g}, {-up_b:.6g} at {wrong_b:.6g}"
     )
@@ -275,55 +266,41 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
 @for_all(chosen=logps, beta=betas)
 def reads_beta(loss, chosen, beta):
     """In its slopes, at the reference or a nat below it; a loss that does not ignores `--dpo.beta`."""
-    at_beta, at_twice = (
-        [
-            slopes(functools.partial(loss, beta=number), (chosen - down, -1.0, chosen, -1.0))
-            for down in (0, 1)
-        ]
-        for number in (beta, 2 * beta)
-    )
+    both = [(chosen - down, -1.0, chosen, -1.0) for down in (0, 1)]
+    at_beta = [slopes(of(loss, beta), state) for state in both]
+    at_twice = [slopes(of(loss, 2 * beta), state) for state in both]
     assert at_beta != at_twice, f"its slopes are {shown(at_beta)}, and the same at twice the beta"
 
 
 @for_all(state=states, beta=betas)
 def is_the_loss_at_beta_1_of_beta_times_the_log_probs(loss, state, beta):
     """beta scales what the loss sees and nothing else. Precondition: loss(..., beta=1.0) works."""
-    scaled = tuple(beta * x for x in state)
-    (found,), (wanted,) = (
-        value(functools.partial(loss, beta=number), x)
-        for number, x in ((beta, state), (1.0, scaled))
-    )
+    found = value(of(loss, beta), state)
+    wanted = value(of(loss, 1.0), tuple(beta * x for x in state))
     same(found, wanted, "the loss with beta, and with 1 for beta and beta times the log-probs")
 
 
 @for_all(chosen=logps, beta=betas)
 def pulls_with_half_of_beta_at_first(loss, chosen, beta):
     """Where the policy is the reference, the slopes are -beta/2 and beta/2."""
-    up, _ = slopes(functools.partial(loss, beta=beta), (chosen, -1.0, chosen, -1.0))
+    up, _ = slopes(of(loss, beta), (chosen, -1.0, chosen, -1.0))
     same(up, -beta / 2, "its slope by the chosen, and -beta/2")
 
 
 @for_all(rejected=logps, beta=betas)
 def is_0_where_h_is_1_over_2_beta(loss, rejected, beta):
     """h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)."""
-    same(
-        value(functools.partial(loss, beta=beta), (-1 + 1 / (2 * beta), rejected, -1.0, rejected))[
-            0
-        ],
-        0,
-        "its value, and the one wanted",
-    )
+    won = (-1 + 1 / (2 * beta), rejected, -1.0, rejected)
+    same(value(of(loss, beta), won), 0, "its value, and the one wanted")
 
 
 @for_all(state=wide_states, step=st.floats(0.5, 5), beta=betas)
 def bends_like_h_squared(loss, state, step, beta):
     """L(h + d) + L(h - d) - 2 L(h) = 2 d², wherever h is: a parabola with the factor 1."""
-    high, here, low = (
-        value(functools.partial(loss, beta=beta), moved(state, by, 0, 0, 0))[0]
-        for by in (step, 0, -step)
-    )
-    assert math.isclose(high + low - 2 * here, 2 * step**2, rel_tol=1e-6), (
-        f"L(h + d) + L(h - d) - 2 L(h) is {high + low - 2 * here:.6g}, wanted {2 * step**2:.6g}"
+    at = [value(of(loss, beta), moved(state, by, 0, 0, 0)) for by in (step, 0, -step)]
+    found = at[0] + at[2] - 2 * at[1]
+    assert math.isclose(found, 2 * step**2, rel_tol=1e-6), (
+        f"L(h + d) + L(h - d) - 2 L(h) is {found:.6g}, wanted {2 * step**2:.6g}"
     )
 
 

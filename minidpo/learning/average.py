@@ -22,9 +22,8 @@ from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SAME_START = (
-    0.1  # cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
-)
+# cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
+SAME_START = 0.1
 
 
 def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -36,12 +35,9 @@ def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dic
     """
     total, averaged = sum(weights), {}
     for name in adapters[0]:
-        tensors = [tensors[name] for tensors in adapters]
+        tensors = [adapter[name] for adapter in adapters]
         dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors], torch.float32)
-        parts = [
-            weight / total * tensor.double()
-            for weight, tensor in zip(weights, tensors, strict=True)
-        ]
+        parts = [w / total * tensor.double() for w, tensor in zip(weights, tensors, strict=True)]
         averaged[name] = torch.stack(parts).sum(0).to(dtype)
     return averaged
 
@@ -71,25 +67,20 @@ def average(run: RunFolder, adapters: Sequence[Path], weights: Sequence[float] =
 def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
     """The tensors of adapters, and what their files say of the base that they share. Raises ValueError that
     names the folder if adapters cannot be averaged; prints what is left out."""
-    wanted = lora.read_config(first := folders[0])
-    adapters, base, names, marked = [], {}, [], 0
+    adapters, forms, base = [], [], {}
+    first = folders[0]
     for folder in folders:
         shape = lora.read_config(folder)
         tensors, metadata = lora.read_weights(folder)
         if not any("lora_A" in name for name in tensors):
             raise ValueError(f"{folder}: its {lora.WEIGHTS} holds no LoRA weights")
-        if (shape.rank, shape.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
-            wanted.rank,
-            wanted.alpha,
-            {name: t.shape for name, t in (adapters or [tensors])[0].items()},
-        ):
+        forms.append((shape.rank, shape.alpha, {name: t.shape for name, t in tensors.items()}))
+        if forms[-1] != forms[0]:
             raise ValueError(
                 f"{folder}: rank {shape.rank}, alpha {shape.alpha:g} and {len(tensors)} tensors "
                 f"have no mean with {first}: its rank, alpha, targets or base are others"
             )
-        if any(
-            tensor.dtype not in FLOATS or not tensor.isfinite().all() for tensor in tensors.values()
-        ):
+        if any(t.dtype not in FLOATS or not t.isfinite().all() for t in tensors.values()):
             raise ValueError(
                 f"{folder}: holds numbers that are not finite, or that are not floating point"
             )
@@ -99,27 +90,22 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
                     f"{folder}: {key} is not that of {first}: trained beside another base, or "
                     "--machine.dtype or --machine.quantize was another"
                 )
-        names.append(str(read_json(folder / lora.CONFIG).get("base_model_name_or_path")))
-        marked += lora.BASE_FINGERPRINT in metadata
         adapters.append(tensors)
-        if adapters[1:] and (cosine := cosine_of_a(adapters[0], tensors)) < SAME_START:
+        cosine = cosine_of_a(adapters[0], tensors)
+        if cosine < SAME_START:
             raise ValueError(
                 f"{folder}: not trained from the adapter that {first} was trained from (their A "
                 f"have the cosine {cosine:.2f}): these have no mean"
             )
         if (folder / scalar_head.FILE).is_file():
             print(f"{folder / scalar_head.FILE} is left out")
-    if len({*names}) > 1 and marked < len(names):
-        print(
-            f"these must be names of one base, for not every adapter tells its weights: {', '.join(names)}"
-        )
     return adapters, base
 
 
 def cosine_of_a(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
+    names = [name for name in first if "lora_A" in name]
     flat = [
-        torch.cat([tensors[name].double().flatten() for name in first if "lora_A" in name])
-        for tensors in (first, second)
+        torch.cat([each[name].double().flatten() for name in names]) for each in (first, second)
     ]
     return torch.cosine_similarity(*flat, dim=0).item()

@@ -5,6 +5,7 @@ reference's from the cache, the loss, its gradient.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,13 +36,13 @@ from minidpo.learning.training_run import (
     finish,
     finished,
     in_steps,
-    optimizers_of,
-    steps_of_a_pass,
+    open_learner,
+    optimizer_of,
 )
 from minidpo.memory import lora
 from minidpo.memory.context import Context
-from minidpo.memory.loading import open_chat, open_to_train, to_compute
-from minidpo.memory.plan import dpo_load
+from minidpo.memory.loading import open_chat
+from minidpo.memory.machine import Machine
 from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.run_folder import RunFolder
 
@@ -97,15 +98,10 @@ def dpo(
     )
     options = in_steps(options, len(data.pairs))
 
-    machine = to_compute(context.machine, start, reference)
-    longest = max((len(dialogue.ids) for dialogue in rehearsal.dialogues), default=0)
-    policy, machine, run.base = open_to_train(
-        context.model,
-        machine,
-        lora.read_config(start),
-        options.optimizer,
-        lambda m: dpo_load(m, max(data.largest_tree(m), longest)),
-    )
+    def largest_tree(machine: Machine) -> int:
+        return max(data.largest_tree(machine), *(len(d.ids) for d in rehearsal.dialogues), 0)
+
+    policy, machine = open_learner(run, context, options, largest_tree, start, reference)
     device = policy.head_weight.device
 
     # the reference: the policy at step 0, or another adapter, scored once
@@ -130,20 +126,20 @@ def dpo(
         picked = example_indices(step, options.batch, len(data.pairs), context.seed, labels=labels)
         baseline = step_baseline(policy, baseline_data, ref_baseline, picked, settings, machine)
         yield from pair_batches(data, picked, ref, settings, machine, device, baseline)
-        if rehearse and rehearsal.dialogues:
-            n = len(rehearsal.dialogues)
+        n = len(rehearsal.dialogues)
+        if rehearse and n:
             picked = example_indices(step, min(rehearse, n), n, context.seed)
             yield from sft_batches(rehearsal, picked, device, machine.pass_tokens())
 
-    pass_steps = steps_of_a_pass(options, len(data.pairs))
+    pass_steps = math.ceil(len(data.pairs) / options.batch)  # that read all pairs once
     train(
         run,
         policy,
-        optimizers_of(options, policy),
+        optimizer_of(options, policy),
         batches=step_batches,
         score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
         objective=partial(pair_or_rehearsal_loss, settings),
-        settings=StepSettings(options, context.seed, options.loss.upper(), pass_steps=pass_steps),
+        settings=StepSettings(options, context.seed, options.loss.upper(), pass_steps),
     )
     return finish(run, policy, context.model)
 
@@ -166,10 +162,9 @@ def pair_loss_of(options: DPO) -> PairLoss:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
     given, defaults = options.given(), loss.defaults.given()
-    unread = [name for name in given if name not in defaults]
-    if unread:
+    for name in given.keys() - defaults.keys():
         raise ValueError(
-            f"{unread[0]} is not a parameter of the loss {options.loss}, which has "
+            f"{name} is not a parameter of the loss {options.loss}, which has "
             f"{', '.join(defaults)}: leave it out, or choose another loss"
         )
     if options.until == "token" and not loss.cancels:

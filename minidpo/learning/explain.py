@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
-from minidpo.data.tree import grow
 from minidpo.learning.dpo import DPO, pair_loss_of
 from minidpo.learning.preferences import (
     mismatched,
@@ -107,52 +105,59 @@ def explain(
     # KTO's baseline reads a step's pairs, and needs two instances
     some = [*pairs[: options.batch], *elsewhere[:1]]
     data = tokenise(some, chat, limit, context.world.system_prompt, settings.until)
-    baseline_data, ref_baseline = None, None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(context.model, machine)
     lora.switch_adapter(model, reference or adapter)
-    before, needs_reference = written_logps(model, sides), settings.loss.needs_reference
-    ref = torch.zeros(len(data.dialogues))
-    if needs_reference:
-        ref = score_all(model, data, settings, machine).cpu()
+    before = written_logps(model, sides)
+    ref = score_all(model, data, settings, machine).cpu()
+    if not settings.loss.needs_reference:
+        ref = torch.zeros_like(ref)
+    baseline_data, ref_baseline = None, None
     if settings.loss.needs_baseline:
         baseline_data = mismatched(data, limit)
         ref_baseline = score_all(model, baseline_data, settings, machine).cpu()
-    if reference:
-        lora.switch_adapter(model, adapter)
+    lora.switch_adapter(model, adapter)
     after = written_logps(model, sides)
     step = range(min(options.batch, len(pairs)))
     baseline = step_baseline(model, baseline_data, ref_baseline, step, settings, machine)
-    batch = next(
-        pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline)
-    )
+    device = model.head_weight.device
+    batch = next(pair_batches(data, [0], ref, settings, machine, device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)
     loss, numbers = pair_loss(settings, batch, scores.requires_grad_())
     loss.backward()
 
-    chosen, rejected = (data.names[d] for d in data.pairs[0])
-    alone, together = [len(side.ids) for side in sides], len(grow([side.ids for side in sides]).ids)
+    names = [data.names[d] for d in data.pairs[0]]
+    lengths = [len(side.ids) for side in sides]
     print(
-        f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
-        f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}."
+        f"The first of {len(pairs)} pairs, {pairs[0].source}: {names[0]} over {names[1]}.\n"
+        f"One by one they have {lengths[0]} + {lengths[1]} tokens, their tree has {batch.trees.tokens}."
     )
-    rows = (batch.chosen, batch.rejected)
-    weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in rows]
-    for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
-        print(f"\n{name}", *lines_of(chat, *side), sep="\n")
-    result = {}
-    for side, row, score in (
+    for name, row, *side in zip(
+        ("chosen", "rejected"), (batch.chosen, batch.rejected), sides, before, after
+    ):
+        weights = batch.trees.weight[batch.trees.row == row].tolist()
+        print(f"\n{name}", *lines_of(chat, *side, weights), sep="\n")
+    result = {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
+    print(f"\nscore = sum of W x logp{'':9}reference    policy  log-ratio   d loss / d score")
+    for name, row, score in (
         ("chosen", batch.chosen, batch.ref_chosen),
         ("rejected", batch.rejected, batch.ref_rejected),
     ):
-        result[f"policy_{side}"] = scores[row].item()
-        result[f"gradient_{side}"] = scores.grad[row].item()
-        if needs_reference:
-            result[f"ref_{side}"] = score.item()
-    result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
+        policy, gradient = scores[row].item(), scores.grad[row].item()
+        result |= {f"policy_{name}": policy, f"gradient_{name}": gradient}
+        shown, ratio = "none", ""
+        if settings.loss.needs_reference:
+            result[f"ref_{name}"] = score.item()
+            shown, ratio = f"{score.item():.4f}", f"{policy - score.item():.4f}"
+        print(f"  {name:30}{shown:>10}{policy:10.4f}{ratio:>11}{gradient:19.4f}")
     nll = settings.nll * batch.solved.item()  # a failure is not imitated
-    print_scores(options.loss, result, scores, nll)
+    of_it = ""
+    if nll:
+        mean, gradient = scores[-1].item(), scores.grad[-1].item()
+        print(f"  {'chosen, mean a token (nll)':40}{mean:10.4f}{'':11}{gradient:19.4f}")
+        of_it = f", of it nll {-nll * mean:.4f}, which raises the chosen"
+    print(f"\n{options.loss}: loss {loss.item():.4f}{of_it}")
     return result
 
 
@@ -181,28 +186,3 @@ def lines_of(
             text = text if len(text) < 60 else f"{text[:24]} ... {text[-28:]}"
             yield f"{t:7}     0{'':35}{len(tokens)} tokens: {text!r}"
         t += len(tokens)
-
-
-def print_scores(loss: str, numbers: dict[str, float], scores: Tensor, nll: float) -> None:
-    """What the loss reads and what it gives back."""
-    print(f"\nscore = sum of W x logp{'':9}reference    policy  log-ratio   d loss / d score")
-    for side in ("chosen", "rejected"):
-        policy, ref = numbers[f"policy_{side}"], numbers.get(f"ref_{side}")
-        ref, ratio = ("none", "") if ref is None else (f"{ref:.4f}", f"{policy - ref:.4f}")
-        print(f"  {side:30}{ref:>10}{policy:10.4f}{ratio:>11}{numbers[f'gradient_{side}']:19.4f}")
-    if nll:
-        print(
-            f"  {'chosen, mean a token (nll)':30}{'':10}{scores[-1].item():10.4f}{'':11}"
-            f"{scores.grad[-1].item():19.4f}"
-        )
-    print(
-        f"\n{loss}: loss {numbers['loss']:.4f}"
-        + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
-        + f". One step down the two scores' gradient {direction(numbers['gradient_chosen'])} the chosen "
-        f"and {direction(numbers['gradient_rejected'])} the rejected."
-    )
-
-
-def direction(gradient: float) -> str:
-    """What a step down the gradient does to a score."""
-    return "raises" if gradient < 0 else "lowers" if gradient > 0 else "leaves"

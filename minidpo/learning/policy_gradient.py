@@ -17,19 +17,19 @@ from torch import Tensor
 from minidpo.data.batch import Batch
 from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.rollouts import (
-    Rollouts,
-    check_player,
-    entry_batches,
-    entry_logps,
-    logps_before,
-)
+from minidpo.data.selection import verdicts
+from minidpo.learning.rollouts import Rollouts, entry_batches, entry_logps, logps_before
 from minidpo.learning.trainer import Optimizer, StepSettings, train
-from minidpo.learning.training_run import example_indices, finish, finished, in_steps, optimizers_of
-from minidpo.memory import lora
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    finished,
+    in_steps,
+    open_learner,
+    optimizer_of,
+)
 from minidpo.memory.context import Context
-from minidpo.memory.loading import open_chat, open_to_train, to_compute
-from minidpo.memory.plan import dpo_load
+from minidpo.memory.loading import open_chat
 from minidpo.objective.policy_gradient import (
     clipped_loss,
     entropy,
@@ -81,31 +81,21 @@ def policy_gradient(
     data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     advantage = data.by_token(advantages)
     options = in_steps(options, len(episodes))
-    machine = to_compute(context.machine, start, reference)
-    policy, machine, run.base = open_to_train(
-        context.model,
-        machine,
-        lora.read_config(start),
-        options.optimizer,
-        lambda m: dpo_load(m, data.largest_tree(m)),
-    )
-    run.begin()
-    old, ref = logps_before(run, policy, data, machine, start, reference)
-    check_player(episodes, old, start)
-    print(lora.describe(policy))
-    device = policy.head_weight.device
+    policy, machine = open_learner(run, context, options, data.largest_tree, start, reference)
+    old, ref = logps_before(run, policy, data, episodes, machine, start, reference)
+    columns = advantage, old, ref
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
         picked = example_indices(
             step, options.batch, len(episodes), context.seed, labels=data.instances
         )
-        for parts in entry_batches(data, picked, (advantage, old, ref), machine, device):
+        for parts in entry_batches(data, picked, columns, machine, policy.head_weight.device):
             yield RolloutBatch(*parts)
 
     train(
         run,
         policy,
-        optimizers_of(options, policy),
+        optimizer_of(options, policy),
         batches=step_batches,
         score=lambda batch: entry_logps(policy, machine, batch.trees),
         objective=lambda batch, logps: clipped_objective(options, batch, logps),
@@ -139,12 +129,12 @@ def clipped_objective(
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
     if options.kl:
         losses = losses + options.kl * (ratio * kl if weigh_kl else kl)
-    too_high = (batch.advantage > 0) & (ratio > 1 + options.high)
-    too_low = (batch.advantage < 0) & (ratio < 1 - options.low)
+    clipped = (batch.advantage > 0) & (ratio > 1 + options.high)
+    clipped |= (batch.advantage < 0) & (ratio < 1 - options.low)
     numbers = {
         # the policy as it is now would have written these tokens `ratio` times as often
         "kl_to_reference": ratio * kl,
-        "clip_share": (too_high | too_low).to(kl.dtype),
+        "clip_share": clipped.to(kl.dtype),
         "entropy": entropy(logps.detach(), batch.old),
         "ratio": ratio,
     }
@@ -157,17 +147,17 @@ def clipped_objective(
 
 def grpo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
     """(R - mean) / std of the episodes of the instance, for all turns. Shao et al. 2024, arXiv:2402.03300."""
-    return for_all_turns(group_advantages(*_verdicts(episodes)), episodes)
+    return for_all_turns(group_advantages(*verdicts(episodes)), episodes)
 
 
 def dr_grpo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
     """R - mean of the episodes of the instance. Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783."""
-    return for_all_turns(group_advantages(*_verdicts(episodes), scale=False), episodes)
+    return for_all_turns(group_advantages(*verdicts(episodes), scale=False), episodes)
 
 
 def rloo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
     """R - mean of the other episodes of the instance. Ahmadian et al. 2024 (RLOO), arXiv:2402.14740."""
-    return for_all_turns(leave_one_out_advantages(*_verdicts(episodes)), episodes)
+    return for_all_turns(leave_one_out_advantages(*verdicts(episodes)), episodes)
 
 
 def gigpo_advantages(
@@ -180,16 +170,12 @@ def gigpo_advantages(
     """
     turns = [len(e.turns) for e in episodes]
     episode = torch.arange(len(episodes)).repeat_interleave(torch.tensor(turns))
-    number: dict[tuple, int] = {}
-    for e in episodes:
-        for turn in e.turns:
-            number.setdefault((e.instance, turn.observation), len(number))
-    state = torch.tensor(
-        [number[e.instance, turn.observation] for e in episodes for turn in e.turns]
-    )
+    states = [(e.instance, turn.observation) for e in episodes for turn in e.turns]
+    number = {state: n for n, state in enumerate(dict.fromkeys(states))}
+    state = torch.tensor([number[state] for state in states])
     turns_left = [torch.arange(n - 1.0, -1, -1) for n in turns]
     returns = torch.cat([e.solved * gamma**left for e, left in zip(episodes, turns_left)])
-    advantage = group_advantages(*_verdicts(episodes), scale=False)
+    advantage = group_advantages(*verdicts(episodes), scale=False)
     of_turns = state_advantages(advantage, episode, returns, state, state_weight)
     return list(of_turns.split(turns))
 
@@ -199,21 +185,14 @@ def for_all_turns(numbers: Tensor, episodes: Sequence[Episode]) -> list[Tensor]:
     return [number.expand(len(e.turns)) for number, e in zip(numbers, episodes, strict=True)]
 
 
-def _verdicts(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor]:
-    """The reward and the group of each episode, (B,) both."""
-    number = {instance: n for n, instance in enumerate(by_instance(episodes))}
-    reward = torch.tensor([float(e.solved) for e in episodes])
-    return reward, torch.tensor([number[e.instance] for e in episodes])
-
-
 def mixed_groups(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes of instances that were both solved and failed; the others have no advantage.
 
     GiGPO's paper keeps instances that were always solved: there the shorter way from a state has an advantage.
     Here all advantages read the same episodes. Raises NothingToLearn if there are none.
     """
-    groups = by_instance(e for e in episodes if e.turns)
-    mixed = [group for group in groups.values() if len({e.solved for e in group}) > 1]
+    groups = by_instance(e for e in episodes if e.turns).values()
+    mixed = [group for group in groups if len({e.solved for e in group}) > 1]
     print(f"{len(mixed)} of {len(groups)} groups have both outcomes")
     if not mixed:
         raise NothingToLearn(

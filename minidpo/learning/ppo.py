@@ -11,7 +11,7 @@ recorded rollouts it would be that of the policy that played, which is usually t
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +24,24 @@ from minidpo.learning.policy_gradient import PolicyGradient, RolloutBatch, clipp
 from minidpo.learning.reference import key
 from minidpo.learning.rollouts import (
     Rollouts,
-    check_player,
     entries_once,
     entry_batches,
     entry_values,
     logps_before,
 )
 from minidpo.learning.trainer import StepSettings, train
-from minidpo.learning.training_run import example_indices, finish, finished, in_steps, optimizers_of
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    finished,
+    in_steps,
+    open_learner,
+    optimizer_of,
+)
 from minidpo.memory import lora
 from minidpo.memory.context import Context
-from minidpo.memory.loading import open_chat, open_to_train, to_compute
+from minidpo.memory.loading import open_chat
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
 from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
@@ -86,50 +91,49 @@ def ppo(
         return finished(run)
     data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     options = in_steps(options, len(episodes))
-    machine = to_compute(context.machine, start, reference)
-    policy, machine, run.base = open_to_train(
-        context.model,
-        machine,
-        lora.read_config(start),
-        options.optimizer,
-        lambda m: dpo_load(m, data.largest_tree(m), "both"),
+    policy, machine = open_learner(
+        run, context, options, data.largest_tree, start, reference, "both"
     )
     head = ScalarHead(policy)
     head.load(lora.located(start, (*lora.FILES, scalar_head.FILE)), "value")
-    run.begin()
-    old, ref = logps_before(run, policy, data, machine, start, reference)
-    check_player(episodes, old, start)
-    print(lora.describe(policy))
-    device = policy.head_weight.device
+    old, ref = logps_before(run, policy, data, episodes, machine, start, reference)
     # all that a pass's values depend on, with the number of the pass
     began_with = {"rewards": rewards, "old": old, "ref": ref, "head": [head.weight[0]]}
     began = fingerprint({name: torch.cat(list(parts)) for name, parts in began_with.items()})
     weights = f"{run.base} {replace(options, save_every=1)} {context.seed} {began}"
+    passes: dict[int, Targets] = {}  # that of the pass under way, by its number
 
-    @lru_cache(maxsize=1)
-    def targets_of(number: int) -> Targets:
-        name = values_file(number)
-        wanted = key(weights, data.dialogues, name)
-        read = partial(entry_values, policy, head, machine)
-        values = entries_once(run.folder / name, wanted, data, policy, machine, read)
-        return make_targets(data, values, rewards, options)
+    def targets_at(step: int) -> Targets:
+        number, done = divmod(step * options.batch, len(episodes))
+        if number not in passes:
+            name = f"values-{number}.safetensors"
+            path = run.folder / name
+            if done >= options.batch and not path.is_file():  # made now, they would be others
+                raise ValueError(
+                    f"{path} is gone, the values that this pass began with: delete {run.state}, too"
+                )
+            wanted = key(weights, data.dialogues, name)
+            read = partial(entry_values, policy, head, machine)
+            values = entries_once(path, wanted, data, policy, machine, read)
+            passes.clear()
+            passes[number] = make_targets(data, values, rewards, options)
+        return passes[number]
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(
             step, options.batch, len(episodes), context.seed, labels=data.instances
         )
-        number, done = divmod(step * options.batch, len(episodes))
-        if done >= options.batch:
-            require_values(run, number)
-        targets = targets_of(number)
-        in_this_step = replace(options, kl=kl_weight(options, run, step))
+        # by the log of the steps before it, so a killed run goes on with the same weight
+        kl = adapted_weight(options, run.steps_so_far()[:step])
+        in_this_step, device = replace(options, kl=kl), policy.head_weight.device
+        targets = targets_at(step)
         return valued_batches(data, picked, targets, (old, ref), in_this_step, machine, device)
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(
         run,
         model,
-        optimizers_of(options, model),
+        optimizer_of(options, model),
         batches=step_batches,
         score=lambda batch: entry_scores(policy, head, machine, batch.trees),
         objective=ppo_objective,
@@ -177,9 +181,7 @@ def make_targets(
     turns = [torch.tensor(dialogue.written) for dialogue in data.dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
-    advantages = [
-        gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)
-    ]
+    advantages = [gae(r, value, options.gamma, options.lam) for r, value in zip(rewards, before)]
     returns = [advantage + value for advantage, value in zip(advantages, before)]
     if whiten:
         together = torch.cat(advantages)
@@ -253,36 +255,15 @@ def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees:
     """log π of each token that the agent wrote, then V before it, (2M,), in the order of `entry_logps`."""
 
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
-        return torch.stack(
-            [token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1
-        )
+        logps = token_logps(hidden, policy.head_weight, trees.targets[n])
+        return torch.stack([logps, head(hidden)], dim=1)
 
     return read_states(policy, trees, read, machine.walk_above)[trees.column].t().flatten()
-
-
-def kl_weight(options: PPO, run: RunFolder, step: int) -> float:
-    """The KL's weight at a step, by the log of the steps before it, so a killed run goes on with it."""
-    return adapted_weight(options, run.steps_so_far()[:step])
 
 
 def adapted_weight(options: PPO, log: Sequence[dict]) -> float:
     """The KL's weight after the steps in the log, adapted to the KL of each."""
     weight = options.kl
-    if options.kl_target:
-        for record in log:
-            weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)
+    for record in log if options.kl_target else ():
+        weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)
     return weight
-
-
-def values_file(number: int) -> str:
-    """The file in the run's folder that keeps the values a pass began with."""
-    return f"values-{number}.safetensors"
-
-
-def require_values(run: RunFolder, number: int) -> None:
-    """Raise ValueError if a pass that has begun lost its values: made now, they would be others."""
-    path = run.folder / values_file(number)
-    if not path.is_file():
-        raise ValueError(
-            f"{path} is gone, the values that this pass began with: delete {run.state}, too"
-        )

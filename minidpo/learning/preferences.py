@@ -58,28 +58,29 @@ def pair_dialogues(
 def tokenise(pairs: Sequence, chat: Chat, limit: int, system: str, until: str) -> Preferences:
     """Pairs as token ids, cut here if `until` is token; at a turn they were cut when they were chosen. Refuses,
     by name, what no loss can tell apart."""
-    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    dialogues, names = pair_dialogues(pairs, chat, limit, system)
-    if until == "token":
-        for c in range(0, len(dialogues), 2):
-            dialogues[c + 1] = cut_at_token(dialogues[c], dialogues[c + 1])
-    data = Preferences([], [], [], [], [pair.chosen.solved for pair in pairs])
-    number_of: dict[tuple, int] = {}
-    numbers = []
-    for side, dialogue, name in zip(sides, dialogues, names):
-        key = (side.instance, tuple(dialogue.ids), tuple(dialogue.turns))
+    data = Preferences([], [], [], [], [])
+    number_of: dict[tuple, int] = {}  # by what a dialogue is
+
+    def add(side, dialogue: Dialogue) -> int:
+        key = side.instance, tuple(dialogue.ids), tuple(dialogue.turns)
         if key not in number_of:
             number_of[key] = len(number_of)
             data.dialogues.append(dialogue)
-            data.names.append(name)
+            data.names.append(side.name)
             data.instances.append(side.instance)
-        numbers.append(number_of[key])
-    for c in range(0, len(numbers), 2):
-        if numbers[c] == numbers[c + 1] and pairs[c // 2].source != "unpaired":
+        return number_of[key]
+
+    dialogues, _ = pair_dialogues(pairs, chat, limit, system)
+    for pair, chosen, rejected in zip(pairs, dialogues[::2], dialogues[1::2]):
+        if until == "token":
+            rejected = cut_at_token(chosen, rejected)
+        numbers = add(pair.chosen, chosen), add(pair.rejected, rejected)
+        if numbers[0] == numbers[1] and pair.source != "unpaired":
             raise ValueError(
-                f"{names[c]} and {names[c + 1]} are the same tokens: leave that pair out"
+                f"{pair.chosen.name} and {pair.rejected.name} are the same tokens: leave that pair out"
             )
-        data.pairs.append((numbers[c], numbers[c + 1]))
+        data.pairs.append(numbers)
+        data.solved.append(pair.chosen.solved)
     return data
 
 
@@ -109,25 +110,25 @@ def pair_batches(
     """A step's pairs, by their numbers in `data.pairs`, in micro-batches; ref: (dialogues,) scores."""
     for groups in micro_batches(data, [data.pairs[p] for p in picked], machine):
         dialogues: list[int] = []  # of each score
-        chosen, rejected, solved = [], [], []  # of each pair; the first two: which score
+        pairs: list[int] = []
+        chosen, rejected = [], []  # which score, of each pair
         for group in groups:
             row_of = {d: row for row, d in enumerate(group.trajectories, len(dialogues))}
             dialogues += group.trajectories
             for pair in (picked[unit] for unit in group.units):
+                pairs.append(pair)
                 chosen.append(row_of[data.pairs[pair][0]])
                 rejected.append(row_of[data.pairs[pair][1]])
-                solved.append(float(data.solved[pair]))
         means = chosen if settings.nll else []
-        trees = collate_groups(data, groups, settings.loss.score, settings.parameters.gamma, means)
-        names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
+        dialogues += [dialogues[row] for row in means]
         batch = PairBatch(
-            trees,
-            names,
+            collate_groups(data, groups, settings.loss.score, settings.parameters.gamma, means),
+            [data.names[d] for d in dialogues],
             torch.tensor(chosen),
             torch.tensor(rejected),
-            ref[dialogues][chosen],
-            ref[dialogues][rejected],
-            torch.tensor(solved),
+            ref[[data.pairs[pair][0] for pair in pairs]],
+            ref[[data.pairs[pair][1] for pair in pairs]],
+            torch.tensor([float(data.solved[pair]) for pair in pairs]),
             None,
             len(picked),
         )
@@ -142,10 +143,7 @@ def pair_loss(
     losses = settings.loss.of_scores(settings.parameters, batch.baseline)(*four)  # (P,)
     if settings.nll:  # the last scores are the chosen's means (`pair_batches`)
         losses = losses + batch.solved * nll_term(scores[-len(losses) :], settings.nll)
-    beta = (
-        1.0 if settings.parameters.beta is None else settings.parameters.beta
-    )  # for the log alone
-    numbers = preference_metrics(*four, beta)
+    numbers = preference_metrics(*four, settings.parameters.beta or 1.0)
     if not settings.loss.needs_reference:
         del numbers["mean_drop"]
     if settings.loss.needs_baseline:
@@ -172,7 +170,7 @@ def score_all(
 
 def mismatched(data: Preferences, limit: int) -> Preferences:
     """For KTO's baseline, each trajectory behind another one's first prompt, at most `limit` tokens of it."""
-    begins = [next(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
+    begins = [min(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
     own_prompts = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begins)]
     prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: prompts must differ
     if len(prompts) < 2:
@@ -181,12 +179,13 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
             "have the same one: explore more instances"
         )
     other_prompt = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
-    return data._replace(
-        dialogues=[
-            Dialogue((other + d.ids[t:])[:limit], ([-1] * len(other) + d.turns[t:])[:limit])
-            for d, t, other in zip(data.dialogues, begins, map(other_prompt.get, own_prompts))
-        ]
-    )
+    dialogues = []
+    for dialogue, t, own in zip(data.dialogues, begins, own_prompts):
+        other = other_prompt[own]
+        ids = [*other, *dialogue.ids[t:]]
+        turns = [-1] * len(other) + dialogue.turns[t:]
+        dialogues.append(Dialogue(ids[:limit], turns[:limit]))
+    return data._replace(dialogues=dialogues)
 
 
 def step_baseline(
@@ -201,14 +200,9 @@ def step_baseline(
     if data is None:
         return None
     numbers = list(dict.fromkeys(d for p in picked for d in data.pairs[p]))
-    of_step = Preferences(
-        [data.dialogues[d] for d in numbers],
-        [data.names[d] for d in numbers],
-        [data.instances[d] for d in numbers],
-        pairs=[],
-        solved=[],
+    of_step = data._replace(
+        dialogues=[data.dialogues[d] for d in numbers],
+        instances=[data.instances[d] for d in numbers],
     )
-    return kto_baseline(
-        score_all(model, of_step, settings, machine),
-        to_device(ref[numbers], model.head_weight.device),
-    )
+    policy = score_all(model, of_step, settings, machine)
+    return kto_baseline(policy, to_device(ref[numbers], policy.device))

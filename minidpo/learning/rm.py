@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minidpo.data.batch import Batch
-from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.episodes import Episode, grouped
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.loss_table import Loss, LossParameters
@@ -34,12 +34,18 @@ from minidpo.learning.preferences import (
 )
 from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
 from minidpo.learning.trainer import Optimizer, StepSettings, train
-from minidpo.learning.training_run import example_indices, finish, finished, in_steps, optimizers_of
+from minidpo.learning.training_run import (
+    example_indices,
+    finish,
+    finished,
+    in_steps,
+    open_learner,
+    optimizer_of,
+)
 from minidpo.memory import lora
 from minidpo.memory.context import Context
-from minidpo.memory.loading import open_chat, open_model, open_to_train, to_compute
+from minidpo.memory.loading import open_chat, open_model, to_compute
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
@@ -51,7 +57,7 @@ from minidpo.objective.reward_model import (
     step_reward_loss,
 )
 from minidpo.system.ranges import Positive, Share
-from minidpo.system.result_file import read_result, write_result
+from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import RunFolder
 
 LOSS = Loss(
@@ -91,16 +97,13 @@ def reward_model(
         return finished(run)
     chosen = [pair.chosen for pair in pairs]
     learned, unseen = divided(pairs, chosen, options.held_out, context.seed)
-    chat, limit = open_chat(context.model)
-    system = context.world.system_prompt
-
-    def ordered(part: Sequence) -> OrderedPairs:
-        return OrderedPairs(read_at_ends(tokenise(part, chat, limit, system, "end")))
-
-    train_data, test_data = ordered(learned), ordered(unseen)
+    read = (*open_chat(context.model), context.world.system_prompt)
+    train_data, test_data = (
+        OrderedPairs(read_at_ends(tokenise(part, *read, "end"))) for part in (learned, unseen)
+    )
     judged = {pair.chosen.instance for pair in unseen}
     tried = [e for e in attempts if e.instance in judged and e.turns]
-    tried_data = read_at_ends(Rollouts.of(tried, chat, limit, system))
+    tried_data = read_at_ends(Rollouts.of(tried, *read))
     instances = [pair.chosen.instance for pair in learned]
     model = train_head(run, context, train_data, instances, options, start)
     found = test_data.judge(model.rewards(test_data.data))
@@ -126,19 +129,22 @@ def step_model(
     """
     if run.finished:
         return finished(run)
-    check_values(values)
+    if len({value for of_episode in values for value in of_episode[1:]}) < 2:
+        raise NothingToLearn(
+            "no turn has another value after it than the others, so none was better: explore more, "
+            "or other tasks"
+        )
     valued = list(zip(episodes, values, strict=True))
     learned, unseen = divided(valued, episodes, options.held_out, context.seed)
-    chat, limit = open_chat(context.model)
-
-    def turns(part: Sequence[tuple[Episode, Sequence[float]]]) -> ValuedTurns:
-        data = Rollouts.of([e for e, _ in part], chat, limit, context.world.system_prompt)
-        after = [torch.tensor(values[1:]) for _, values in part]
-        return ValuedTurns(read_at_ends(data, every_turn=True), after)
-
-    train_data, test_data = turns(learned), turns(unseen)
-    instances = [e.instance for e, _ in learned]
-    model = train_head(run, context, train_data, instances, options, start)
+    read = (*open_chat(context.model), context.world.system_prompt)
+    train_data, test_data = (
+        ValuedTurns(
+            read_at_ends(Rollouts.of([e for e, _ in part], *read), every_turn=True),
+            [torch.tensor(values[1:]) for _, values in part],
+        )
+        for part in (learned, unseen)
+    )
+    model = train_head(run, context, train_data, train_data.data.instances, options, start)
     return keep(run, context, model, "step", test_data.judge(model.rewards(test_data.data)))
 
 
@@ -169,13 +175,8 @@ def train_head(
 ) -> Scorer:
     """Train an adapter and a new head on examples, of which these are the instances."""
     options = in_steps(options, len(instances))
-    policy, machine, run.base = open_to_train(
-        context.model,
-        to_compute(context.machine, start),
-        lora.read_config(start),
-        options.optimizer,
-        lambda m: dpo_load(m, learned.data.largest_tree(m), heads="scalar"),
-    )
+    largest_tree = learned.data.largest_tree
+    policy, machine = open_learner(run, context, options, largest_tree, start, heads="scalar")
     model = Scorer(policy, ScalarHead(policy), machine)
     lora.switch_adapter(policy, start, run.base)
     run.begin()
@@ -191,7 +192,7 @@ def train_head(
     train(
         run,
         parts,
-        optimizers_of(options, parts),
+        optimizer_of(options, parts),
         batches=step_batches,
         score=lambda batch: model.read(batch.trees),
         objective=learned.objective,
@@ -205,7 +206,11 @@ def keep(run: RunFolder, context: Context, model: Scorer, kind: str, found: dict
     run.call(write_result, run.folder / "result.json", found)
     run.call(model.head.save, run.folder / "adapter", kind)
     folder = finish(run, model.policy, context.model)
-    print_held_out(run)
+    for part in ("held_out", "best_of_n"):
+        numbers = found.get(part, {}).items()
+        told = [f"{name.replace('_', ' ')} {round(value, 4):,}" for name, value in numbers]
+        if told:
+            print(f"{part.replace('_', ' ')}: {', '.join(told)}")
     return folder
 
 
@@ -267,8 +272,9 @@ def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tup
         )
     held_out = set(order[:number])
     instances = {side.instance for side in sides if side.first_prompt in held_out}
-    learned = [e for e, side in zip(examples, sides) if side.instance not in instances]
-    unseen = [e for e, side in zip(examples, sides) if side.instance in instances]
+    learned, unseen = [], []
+    for example, side in zip(examples, sides):
+        (unseen if side.instance in instances else learned).append(example)
     return learned, unseen
 
 
@@ -279,16 +285,14 @@ def read_at_ends(data, every_turn: bool = False):
     the last token, is what the head reads.
     """
     dialogues = []
-    for dialogue in data.dialogues:
-        following = [*dialogue.turns[1:], -1]
-        ends = [
-            t + 1 for t, turn in enumerate(dialogue.turns) if turn >= 0 and turn != following[t]
-        ]
-        last = ends[-1]
+    for ids, turns in data.dialogues:
+        # of each turn, the place after its last token
+        after = {turn: t + 1 for t, turn in enumerate(turns) if turn >= 0}
+        last = max(after.values())
         counts = [-1] * (last + 1)
-        for number, end in enumerate(ends if every_turn else [last]):
+        for number, end in enumerate(after.values() if every_turn else [last]):
             counts[end] = number
-        dialogues.append(Dialogue([*dialogue.ids[:last], dialogue.ids[last - 1]], counts))
+        dialogues.append(Dialogue([*ids[:last], ids[last - 1]], counts))
     return data._replace(dialogues=dialogues)
 
 
@@ -310,7 +314,7 @@ class OrderedPairs(NamedTuple):
 
     def judge(self, rewards: Tensor) -> dict:
         """How far the rewards can be trusted: by the pairs, and by bins of pairs of like confidence."""
-        chosen, rejected = (rewards[list(side)] for side in zip(*self.data.pairs))
+        chosen, rejected = rewards[torch.tensor(self.data.pairs)].unbind(1)  # (pairs,) both
         bins = reliability(chosen, rejected)  # (3,bins)
         return {
             "held_out": {
@@ -379,16 +383,6 @@ class ValuedTurns(NamedTuple):
         return {"held_out": held_out}
 
 
-def check_values(values: Sequence[Sequence[float]]) -> None:
-    """Raises NothingToLearn if the value after each turn is the same."""
-    after = {value for of_episode in values for value in of_episode[1:]}
-    if len(after) < 2:
-        raise NothingToLearn(
-            "no turn has another value after it than the others, so none was better: explore more, "
-            "or other tasks"
-        )
-
-
 # ---- what held-out instances say ----
 
 
@@ -402,12 +396,11 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
     >>> found = best_of_n(two, [0.3, -0.2]); found["picked"], found["random"], found["oracle"]
     (1.0, 0.5, 1.0)
     """
-    reward_of = {id(attempt): reward for attempt, reward in zip(attempts, rewards, strict=True)}
     shares = []  # of each instance, the share solved: of the best, of all, of any
-    for group in by_instance(attempts).values():
-        most = max(reward_of[id(e)] for e in group)
-        best = [e.solved for e in group if reward_of[id(e)] == most]
-        solved = [e.solved for e in group]
+    for group in grouped(zip(attempts, rewards, strict=True), lambda e: e[0].instance).values():
+        most = max(reward for _, reward in group)
+        best = [attempt.solved for attempt, reward in group if reward == most]
+        solved = [attempt.solved for attempt, _ in group]
         shares.append((sum(best) / len(best), sum(solved) / len(solved), any(solved)))
     picked, at_random, oracle = (sum(column) for column in zip(*shares))
     n = len(shares)
@@ -421,13 +414,3 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
         "random": at_random / n,
         "oracle": oracle / n,
     }
-
-
-def print_held_out(run: RunFolder) -> None:
-    """Print what the held-out instances say, a line each."""
-    result = read_result(run.folder / "result.json")
-    for part in ("held_out", "best_of_n"):
-        numbers = result.get(part, {})
-        told = [f"{name.replace('_', ' ')} {round(value, 4):,}" for name, value in numbers.items()]
-        if told:
-            print(f"{part.replace('_', ' ')}: {', '.join(told)}")

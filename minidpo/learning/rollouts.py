@@ -111,6 +111,7 @@ def logps_before(
     run: RunFolder,
     policy: Transformer,
     data: Rollouts,
+    episodes: Sequence[Episode],
     machine: Machine,
     start: Path,
     reference: Path | None,
@@ -118,7 +119,9 @@ def logps_before(
     """log π of what was written by the agent that played, `start`, and by the reference: two columns.
 
     They are one if no reference is named. Both are kept in the run's folder. Leaves the policy at `start`.
+    Raises ValueError if another agent played the episodes.
     """
+    run.begin()
 
     def logps_of(adapter: Path, name: str) -> list[Tensor]:
         lora.switch_adapter(policy, adapter, run.base)
@@ -129,6 +132,8 @@ def logps_before(
 
     ref = logps_of(reference, "reference.safetensors") if reference else None
     old = logps_of(start, "rollouts.safetensors")
+    check_player(episodes, old, start)
+    print(lora.describe(policy))
     return old, ref or old
 
 

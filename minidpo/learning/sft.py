@@ -17,7 +17,7 @@ from minidpo.learning.training_run import (
     finish,
     finished,
     in_steps,
-    optimizers_of,
+    optimizer_of,
 )
 from minidpo.memory import lora
 from minidpo.memory.context import Context
@@ -53,7 +53,7 @@ def sft(
         return finished(run)
     chat, limit = open_chat(context.model)
     dialogues, names = dialogues_of(episodes, chat, limit, context.world.system_prompt)
-    data = Demonstrations(dialogues, names, list(weights or [1.0] * len(names)))
+    data = Demonstrations(dialogues, names, weights or [1.0] * len(names))
     options = in_steps(options, len(dialogues))
 
     machine = to_compute(context.machine, start)
@@ -79,7 +79,7 @@ def sft(
     train(
         run,
         policy.train(),
-        optimizers_of(options, policy),
+        optimizer_of(options, policy),
         batches=step_batches,
         score=lambda batch: batch_scores(policy, batch.trees),
         objective=sft_objective,
@@ -93,7 +93,7 @@ class Demonstrations(NamedTuple):
 
     dialogues: list[Dialogue]
     names: list[str]
-    weights: list[float]
+    weights: Sequence[float]
 
 
 class SFTBatch(NamedTuple):

@@ -57,13 +57,13 @@ class StepSettings(NamedTuple):
     options: Optimizer
     seed: int  # of a step's dropout
     title: str  # of the progress bar
-    pass_steps: int | None = None  # end when the loss was below LEARNED for so many steps in a row
+    pass_steps: float = math.inf  # end when the loss was below LEARNED for so many steps in a row
 
 
 def train(
     run: RunFolder,
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer,
     *,
     batches: Callable[[int], Iterable],
     score: Callable[..., Tensor],
@@ -77,23 +77,19 @@ def train(
     record has the objective's numbers, the loss, the gradient norm before clipping, learning rate, tokens/s
     and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
     """
+    options, seed, title, pass_steps = settings
     parameters = [p for p in model.parameters() if p.requires_grad]
-    full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    start, options = _begin_or_resume(run, model, optimizers), settings.options
+    full_rates = [group["lr"] for group in optimizer.param_groups]
+    start = _begin_or_resume(run, model, optimizer)
     learned = steps_below(LEARNED, records(run.folder)[:start])  # in a row, so far
     falls_until = math.inf if options.constant else options.steps
-    bar = tqdm(
-        range(start, options.steps), settings.title, total=options.steps, initial=start, unit="step"
-    )
+    bar = tqdm(range(start, options.steps), title, options.steps, initial=start, unit="step")
     for step in bar:
-        if settings.pass_steps and learned >= settings.pass_steps:
-            bar.write(
-                f"the loss was below {LEARNED} for a whole pass: training ends after {step} steps"
-            )
+        if learned >= pass_steps:
+            bar.write(f"the loss was below {LEARNED} for a whole pass: ends after {step} steps")
             break
-        # a step's dropout is its own, resumed or not
-        torch.manual_seed(settings.seed * 1_000_003 + step)
-        began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
+        torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
+        began = time.perf_counter()
         sums = _StepSums()
         with processes.fail_together():
             for batch in batches(step):
@@ -106,28 +102,25 @@ def train(
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
-        record = {"step": step + 1, **totals, "lr": full_rates[0][0] * rate}
+        rate = cosine(step, falls_until, options.warmup)
+        record = {"step": step + 1, **totals, "lr": full_rates[0] * rate}
         _check_step(record)
+        for group, full_rate in zip(optimizer.param_groups, full_rates):
+            group["lr"] = full_rate * rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         learned = learned + 1 if record["loss"] < LEARNED else 0
-        for optimizer, rates in zip(optimizers, full_rates):
-            for group, full_rate in zip(optimizer.param_groups, rates):
-                group["lr"] = full_rate * rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        ends_early = settings.pass_steps is not None and learned >= settings.pass_steps
-        last = ends_early or step + 1 == options.steps
-        if last and not torch.stack([p.isfinite().all() for p in parameters]).all():
+        is_last = step + 1 == options.steps or learned >= pass_steps
+        if is_last and not torch.stack([p.isfinite().all() for p in parameters]).all():
             raise ValueError(
                 f"step {step + 1}: a weight is not finite any more; lower the learning rate"
             )
-        record |= {
-            "tokens_per_s": round(tokens / (time.perf_counter() - began)),
-            "peak_memory_mib": round(peak_memory_mib(norm.device)),
-        }
+        record["tokens_per_s"] = round(tokens / (time.perf_counter() - began))
+        record["peak_memory_mib"] = round(peak_memory_mib(norm.device))
         run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
-        if last or (step + 1) % options.save_every == 0:
-            run.save_state(step + 1, _state(model, optimizers))
+        if is_last or (step + 1) % options.save_every == 0:
+            run.save_state(step + 1, _state(model, optimizer))
 
 
 def steps_below(loss: float, log: Sequence[dict]) -> int:
@@ -136,8 +129,10 @@ def steps_below(loss: float, log: Sequence[dict]) -> int:
     >>> steps_below(0.5, [{"loss": 0.1}, {"loss": 0.9}, {"loss": 0.2}, {"loss": 0.1}])
     2
     """
-    below = [record["loss"] < loss for record in log]
-    return len(below) if all(below) else below[::-1].index(False)
+    below = 0
+    for record in log:
+        below = below + 1 if record["loss"] < loss else 0
+    return below
 
 
 @dataclass
@@ -163,11 +158,11 @@ class _StepSums:
         Raises ValueError, in all processes, that names a score which is not finite."""
         none = torch.zeros(0, device=norm.device)  # a process may have no micro-batch
         finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
-        values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite)]).tolist()
-        *values, norm_value, all_finite = values
-        if not norm.is_cpu:
-            with processes.fail_together():
-                for scores, names in self.scored if not all_finite else ():
+        values = [value.double() for value in (*self.numbers.values(), norm, finite)]
+        *values, norm_value, all_finite = torch.stack(values).tolist()
+        with processes.fail_together():
+            if not all_finite:
+                for scores, names in self.scored:
                     check_finite(scores, names)
         totals = processes.sum_numbers({**dict(zip(self.numbers, values)), "tokens": self.tokens})
         return {**totals, "grad_norm": norm_value}
@@ -216,36 +211,36 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def _begin_or_resume(run: RunFolder, model: nn.Module, optimizers: Sequence) -> int:
+def _begin_or_resume(run: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Take the folder; put back the last saved state, if there is one. Returns the step to begin with."""
     run.begin()
-    start, tensors = run.load_state() or (0, None)
-    if tensors is not None:
-        _restore(model, optimizers, tensors)
+    start, tensors = run.load_state() or (0, {})
+    if tensors:
+        _restore(model, optimizer, tensors)
     run.truncate_log(start)
     return start
 
 
-def _state(model: nn.Module, optimizers: Sequence) -> dict[str, Tensor]:
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All that the next step depends on: `param.NAME`, and `optimizer.0.NUMBER.MOMENT` of each parameter."""
     tensors = {f"param.{name}": p for name, p in model.named_parameters() if p.requires_grad}
-    for i, optimizer in enumerate(optimizers):
-        for j, moments in optimizer.state_dict()["state"].items():
-            for name, value in moments.items():
-                tensors[f"optimizer.{i}.{j}.{name}"] = torch.as_tensor(value)
+    for number, moments in optimizer.state_dict()["state"].items():
+        for name, value in moments.items():
+            tensors[f"optimizer.0.{number}.{name}"] = torch.as_tensor(value)
     return tensors
 
 
-def _restore(model: nn.Module, optimizers: Sequence, tensors: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(tensors[f"param.{name}"])
-    for i, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            if key.startswith(f"optimizer.{i}."):
-                _, _, j, name = key.split(".", 3)
-                state.setdefault(int(j), {})[name] = tensor
-        optimizer.load_state_dict(
-            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-        )
+@torch.no_grad()
+def _restore(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    parameters = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == "param":
+            parameters[name].copy_(tensor)
+        else:
+            _, number, moment = name.split(".", 2)
+            state.setdefault(int(number), {})[moment] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

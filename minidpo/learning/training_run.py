@@ -1,11 +1,11 @@
 """The life of a training run, whatever is learned: the order of its examples, its length, its end.
 
-`in_steps` turns passes over the data into steps, `example_indices` says what each step reads, `optimizers_of`
+`in_steps` turns passes over the data into steps, `example_indices` says what each step reads, `optimizer_of`
 moves what trains, `finish` saves the adapter.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,10 @@ from torch import nn
 from minidpo.learning.trainer import Optimizer
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
+from minidpo.memory.context import Context
+from minidpo.memory.loading import open_to_train, to_compute
+from minidpo.memory.machine import Machine
+from minidpo.memory.plan import dpo_load
 from minidpo.model.decoder import Transformer
 from minidpo.system.run_folder import RunFolder, records
 
@@ -51,9 +55,8 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     """
     batch = min(options.batch, examples)
     steps = options.steps or rounded_up(options.epochs * examples / batch)
-    warmup = int(options.warmup)
-    if options.warmup < 1:
-        warmup = rounded_up(options.warmup * steps)
+    is_share = options.warmup < 1
+    warmup = rounded_up(options.warmup * steps) if is_share else int(options.warmup)
     if steps < warmup:
         print(
             f"{warmup} steps of warm-up in a training of {steps}: the rate ends at {steps / warmup:.0%} of "
@@ -67,17 +70,35 @@ def rounded_up(number: float) -> int:
     return math.ceil(round(number, 9))
 
 
-def steps_of_a_pass(options: Optimizer, examples: int) -> int:
-    """How many steps read all examples once."""
-    return rounded_up(examples / options.batch)
+def open_learner(
+    run: RunFolder,
+    context: Context,
+    options: Optimizer,
+    largest_tree: Callable[[Machine], int],
+    start: Path,
+    reference: Path | None = None,
+    heads: str = "vocabulary",
+) -> tuple[Transformer, Machine]:
+    """The base model, and the machine with passes that fit beside it and an adapter of the shape of `start`.
+
+    largest_tree: tokens of the largest tree of a step. heads: as in `dpo_load`.
+    """
+    policy, machine, run.base = open_to_train(
+        context.model,
+        to_compute(context.machine, start, reference),
+        lora.read_config(start),
+        options.optimizer,
+        lambda machine: dpo_load(machine, largest_tree(machine), heads),
+    )
+    return policy, machine
 
 
-def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimizer_of(options: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """AdamW for what trains, its moments in 32 bits or in 8."""
-    adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
-    head = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    trained.sort(key=lambda item: "lora_" not in item[0])  # a head comes last
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    return [kind([*adapter, *head], lr=options.lr, weight_decay=options.weight_decay)]
+    return kind([p for _, p in trained], lr=options.lr, weight_decay=options.weight_decay)
 
 
 def finish(run: RunFolder, policy: Transformer, source: str) -> Path:

@@ -25,16 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256  # numbers that share a scale
-SMALLEST = (
-    4096  # weights of the smallest tensor that gets 8 bits: biases and norms take few bytes anyway
-)
+SMALLEST = 4096  # weights of the smallest tensor that gets 8 bits: others take few bytes anyway
 CHUNK = 2**18  # weights decoded at a time, whole blocks: some 10 MB, and fastest on a CPU
 # the same on a GPU, of several tensors: an adapter of a 7B has 392, and to launch 60 kernels for each of them
 # takes longer than to run all
 GPU_CHUNK = 2**22
-GOLDEN = (
-    5**0.5 - 1
-) / 2  # its multiples modulo 1 fill the interval from 0 to 1 evenly, however many
+# its multiples modulo 1 fill the interval from 0 to 1 evenly, however many
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def dynamic_map(signed: bool) -> Tensor:
@@ -68,9 +65,8 @@ def maps(device: torch.device) -> tuple[Levels, Levels]:
     # The upper 16 bits of a float leave one level to compare with, because no two levels share theirs. That
     # takes a CPU 3 ns a number; to search the levels takes 30 ns, more than the rest of a step.
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
-    ends = torch.stack((halves, halves | 0xFFFF)).view(
-        torch.float32
-    )  # the first and last float of each half
+    # the first and last float of each half
+    ends = torch.stack((halves, halves | 0xFFFF)).view(torch.float32)
     found = []
     for signed in (True, False):
         book = dynamic_map(signed)
@@ -78,9 +74,8 @@ def maps(device: torch.device) -> tuple[Levels, Levels]:
         if not signed:
             gap[0] = 0
         low = (torch.searchsorted(book, ends, right=True, out_int32=True).amin(0) - 1).clamp(min=0)
-        found.append(
-            Levels(F.pad(book, (0, 1), value=math.inf).to(device), gap.to(device), low.to(device))
-        )
+        book = F.pad(book, (0, 1), value=math.inf)
+        found.append(Levels(book.to(device), gap.to(device), low.to(device)))
     return tuple(found)
 
 
@@ -95,9 +90,8 @@ def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor
     """
     padded = F.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
     scale = padded.gather(1, padded.abs().argmax(1, keepdim=True)).squeeze(1)
-    share = (
-        x / torch.where(scale == 0, 1.0, scale).repeat_interleave(BLOCK)[: len(x)]
-    )  # zeros give 0, not 0/0
+    # zeros give 0, not 0/0
+    share = x / torch.where(scale == 0, 1.0, scale).repeat_interleave(BLOCK)[: len(x)]
     low = levels.low.index_select(0, (share.view(torch.int32) >> 16) + 2**15)
     low += share >= levels.book.index_select(0, low + 1)
     border = torch.add(levels.book.index_select(0, low), levels.gap.index_select(0, low), alpha=at)
@@ -149,9 +143,8 @@ def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
     signed, unsigned = maps(p.device)
     at = state["step"] * GOLDEN % 1
     size = GPU_CHUNK if p.is_cuda else CHUNK
-    for start in range(
-        0, len(p), size
-    ):  # else the moments of a whole embedding would be decoded together
+    # else the moments of a whole embedding would be decoded together
+    for start in range(0, len(p), size):
         chunk = slice(start, start + size)
         blocks = slice(start // BLOCK, (start + size) // BLOCK)
         m_stored = state["m_codes"][chunk], state["m_scale"][blocks]
@@ -178,15 +171,6 @@ class AdamW8bit(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        if not (
-            0 <= lr < math.inf
-            and all(0 <= beta < 1 for beta in betas)
-            and 0 < eps < math.inf
-            and 0 <= weight_decay < math.inf
-        ):
-            raise ValueError(
-                f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, decay >= 0, got {settings}"
-            )
         super().__init__(params, settings)
 
     @torch.no_grad()
@@ -209,51 +193,38 @@ class AdamW8bit(torch.optim.Optimizer):
         open_parts: dict[tuple, list[Tensor]] = {}  # by what a part's members have in common
         for p in parameters:
             state = self.state[p]
-            alike = p.dtype, p.device, state["step"]
-            part = open_parts.get(alike)
             if not p.is_cuda or "m" in state or p.numel() % BLOCK:
                 parts.append([p])
-            elif part and sum(map(Tensor.numel, part)) + p.numel() <= GPU_CHUNK:
-                part.append(p)
-            else:
-                open_parts[alike] = [p]
-                parts.append(open_parts[alike])
+                continue
+            alike = p.dtype, p.device, state["step"]
+            part = open_parts.get(alike)
+            if part is None or sum(map(Tensor.numel, part)) + p.numel() > GPU_CHUNK:
+                part = open_parts[alike] = []
+                parts.append(part)
+            part.append(p)
         return parts
 
     def _move(self, part: Sequence[Tensor], settings: dict) -> None:
         """A step of these parameters, as if their numbers stood in one tensor."""
-        weights, grads = [p.view(-1) for p in part], [p.grad.reshape(-1) for p in part]
         states = [self.state[p] for p in part]
         if len(part) == 1:
-            step_8bit(weights[0], grads[0], states[0], settings)
+            step_8bit(part[0].view(-1), part[0].grad.reshape(-1), states[0], settings)
             return
-        stored = {name: [state[name] for state in states] for name in states[0] if name != "step"}
-        whole, joined = (
-            torch.cat(weights),
-            {name: torch.cat(tensors) for name, tensors in stored.items()},
-        )
-        step_8bit(whole, torch.cat(grads), joined | {"step": states[0]["step"]}, settings)
-        for values, tensors in [
-            (whole, weights),
-            *((joined[name], stored[name]) for name in stored),
-        ]:
-            torch._foreach_copy_(tensors, values.split(list(map(len, tensors))))
+        tensors = {name: [state[name] for state in states] for name in states[0] if name != "step"}
+        tensors["weights"] = [p.view(-1) for p in part]
+        whole = {name: torch.cat(parts) for name, parts in tensors.items()}
+        grads = torch.cat([p.grad.reshape(-1) for p in part])
+        step_8bit(whole["weights"], grads, whole | {"step": states[0]["step"]}, settings)
+        for name, parts in tensors.items():
+            torch._foreach_copy_(parts, whole[name].split([len(tensor) for tensor in parts]))
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restore a state bit for bit (torch's method would cast codes), or raise ValueError unchanged."""
-        parameters = dict(enumerate(p for group in self.param_groups for p in group["params"]))
-        loaded = {}
-        for i, state in state_dict["state"].items():
-            tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-            got = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
-            p = parameters.get(i)
-            wanted = {} if p is None else {"step": (1, torch.int64), **layout(p.numel())}
-            if got != wanted:
-                raise ValueError(
-                    f"parameter {i}: the state holds {got}, 8-bit AdamW keeps {wanted} for it: "
-                    "it is another optimizer's or another model's state; start the run again"
-                )
-            loaded[p] = {name: t.to(p.device, copy=True) for name, t in tensors.items()}
-            loaded[p]["step"] = int(tensors["step"])
+        """Restore a state bit for bit: torch's method would cast codes."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        self.state.update(loaded)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for i, state in state_dict["state"].items():
+            p = parameters[i]
+            self.state[p] = {
+                name: torch.as_tensor(t).to(p.device, copy=True) for name, t in state.items()
+            }
+            self.state[p]["step"] = int(state["step"])

@@ -57,9 +57,8 @@ def read_depth_first(
     numbers of these states (n,)) -> (n,...). Backward adds the gradient to that of the parameters of the
     model and of `read`, and gives none to anything else.
     """
-    anchor = next(
-        (p for p in model.parameters() if p.requires_grad), ids
-    )  # the result needs a gradient
+    # the result needs a gradient
+    anchor = next((p for p in model.parameters() if p.requires_grad), ids)
     return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict.tolist(), read))
 
 
@@ -114,12 +113,10 @@ def walk(
             cache=cache,
         )[0]
         cache.close()
-        here = torch.tensor(
-            [(n, place - first) for n, place in enumerate(predict) if first <= place < last]
-        )
-        entries, states = to_device(
-            here.long().view(-1, 2), ids.device
-        ).T  # from the host: no GPU waits
+        here = [(n, place - first) for n, place in enumerate(predict) if first <= place < last]
+        # from the host: no GPU waits
+        pairs = to_device(torch.tensor(here, dtype=torch.long).view(-1, 2), ids.device)
+        entries, states = pairs.T
         value = read(hidden[states], entries)
         if result is None:
             result = value.new_zeros(len(predict), *value.shape[1:])
@@ -129,19 +126,15 @@ def walk(
             visit(child, seen + last - first, [*above, cache])  # noqa: F821 (deleted below)
             child = ends[child]
         if grad is not None:
-            sent = [
-                (new, leaf.grad)
-                for pair, leaves in zip(cache.new, cache.leaves)
-                for new, leaf in zip(pair, leaves)
-                if leaf.grad is not None
-            ]
-            outputs = (
-                [(value, grad[entries].to(value.dtype))]
-                if value.requires_grad and len(entries)
-                else []
-            )
-            if outputs or sent:
-                torch.autograd.backward(*map(list, zip(*outputs, *sent)))
+            outputs = []
+            if value.requires_grad and here:
+                outputs.append((value, grad[entries].to(value.dtype)))
+            for pair, leaves in zip(cache.new, cache.leaves):
+                outputs += [
+                    (new, leaf.grad) for new, leaf in zip(pair, leaves) if leaf.grad is not None
+                ]
+            if outputs:
+                torch.autograd.backward(*map(list, zip(*outputs)))
 
     first = 0
     while first < len(ends):  # a forest if the trajectories share no first token

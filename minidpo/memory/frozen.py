@@ -95,17 +95,15 @@ def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> 
         return _kernels[function, device]
     try:
         if compiler is not None:
-            for tensor in filter(
-                torch.is_tensor, trial
-            ):  # other sizes would make it slow: 9 times in NF4
+            # other sizes would make it slow: 9 times in NF4
+            for tensor in filter(torch.is_tensor, trial):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             kernel = compiler(function)
         kernel(*trial)
     except torch.OutOfMemoryError:  # what comes in its place would need more
         raise
-    except (
-        Exception
-    ) as error:  # many types: Triton needs a driver, a C compiler and Python's headers
+    # many types: Triton needs a driver, a C compiler and Python's headers
+    except Exception as error:
         print(
             f"PyTorch can't compile for {device}: weights take several kernels, slower: "
             f"{first_line(error)}"

@@ -19,7 +19,6 @@ from minidpo.memory.machine import (
     dtype_on,
     is_slow,
     limit_allocator,
-    print_if_slow,
 )
 from minidpo.memory.plan import Load, acting_setup, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
@@ -74,8 +73,8 @@ def open_to_train(
     processes.require_own_gpu(device_of(machine))
     setup = setup_of(source, machine, shape, optimizer)
     machine = require_step(setup, load_of)
-    print_if_slow(device_of(machine), setup.dtype, "dtype")
-    return (model := open_model(source, machine)), machine, lora.fingerprint_of_base(model)
+    model = open_model(source, machine)
+    return model, machine, lora.fingerprint_of_base(model)
 
 
 def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
@@ -83,10 +82,10 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     trained beside (the first that says so): beside another base `lora.load` refuses it."""
     if machine.dtype not in ("auto", "fast") or machine.quantize:
         return machine
-    recorded = map(lora.base_dtype, filter(None, adapters))
-    return replace(
-        machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype)
-    )
+    for recorded in map(lora.base_dtype, filter(None, adapters)):
+        if recorded in ("float32", "bfloat16"):
+            return replace(machine, dtype=recorded)
+    return machine
 
 
 def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
@@ -114,9 +113,8 @@ def open_policy(
     are read, if they do not fit.
     """
     machine = to_compute(machine, adapter)
-    if (
-        machine.dtype == "rounded" and device_of(machine).type == "cpu"
-    ):  # merging makes it float32 by itself
+    # merging makes it float32 by itself
+    if machine.dtype == "rounded" and device_of(machine).type == "cpu":
         machine = replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")
     held = setup_of(source, machine)
     setup = acting_setup(held)
@@ -126,7 +124,6 @@ def open_policy(
         "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model",
     )
     model, chat = open_base(source, machine)
-    print_if_slow(model.head_weight.device, setup.dtype, "act-dtype")
     if adapter is not None:
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}

@@ -46,10 +46,8 @@ KNOWN = {
     "revision",
     "use_rslora",
 }
-PLAIN = {
-    "bias": ("none",),
-    "init_lora_weights": (True, "gaussian"),
-}  # "pissa" would change the base too
+# "pissa" would change the base too
+PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     endings = tuple(f".{target}" for target in config.targets)  # PEFT's rule
     for target, ending in zip(config.targets, endings):
         if not any(f".{name}".endswith(ending) for name in maps):
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in maps}))
             raise ValueError(
                 f"LoRA target {target!r} is not in the model's blocks; there are {known}"
             )
@@ -160,9 +158,8 @@ def merge(model: nn.Module) -> None:
         assert isinstance(weight, Tensor), (
             f"{name}: a quantised base takes no update: expand it first"
         )
-        weight.copy_(
-            weight + layer.scale * layer.lora_B @ layer.lora_A
-        )  # summed in A's dtype, rounded once
+        # summed in A's dtype, rounded once
+        weight.copy_(weight + layer.scale * layer.lora_B @ layer.lora_A)
         model.set_submodule(name, layer.base)
 
 
@@ -199,8 +196,6 @@ def save(
     model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None
 ) -> None:
     """Write the adapter as PEFT does. With `base_fingerprint`, `load` refuses any other base."""
-    if not layers(model):
-        raise ValueError(f"{folder}: no adapter to write, the model has none")
     config = next(iter(layers(model).values())).config
     base = {BASE_FINGERPRINT: base_fingerprint} if base_fingerprint else {}
     if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
@@ -244,14 +239,8 @@ def located(folder: str | Path, files: Sequence[str] = FILES) -> Path:
     """Where an adapter's files lie. Raises ValueError if there is none."""
     where = locate(folder, files)
     if not (where / CONFIG).is_file():
-        inside = where / "adapter"
         raise ValueError(
-            f"{folder}: "
-            + (
-                f"a run, whose adapter is {inside}"
-                if (inside / CONFIG).is_file()
-                else f"no {CONFIG} here, so this is not an adapter folder"
-            )
+            f"{folder}: no {CONFIG} here, so this is not an adapter folder (a run's is its {where / 'adapter'})"
         )
     return where
 
@@ -266,27 +255,19 @@ def read_config(folder: str | Path) -> LoRAConfig:
             raise ValueError(
                 f"{path}: {key} is {value!r}, which is not implemented: plain LoRA only"
             )
-    rank, alpha, dropout, names = map(
-        raw.get, ("r", "lora_alpha", "lora_dropout", "target_modules")
-    )
-    if (
-        type(rank) is not int
-        or {type(alpha), type(dropout)} - {int, float}
-        or type(names) is not list
-        or ({type(name) for name in names} - {str})
-    ):
-        raise ValueError(
-            f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
-            f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}"
-        )
-    if raw.get("use_rslora"):
-        alpha *= (
-            max(rank, 1) ** 0.5
-        )  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
     try:
-        return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        rank, alpha, dropout = raw["r"], float(raw["lora_alpha"]), float(raw["lora_dropout"])
+        if raw.get("use_rslora"):
+            # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
+            alpha *= max(rank, 1) ** 0.5
+        names = raw["target_modules"]
+        if not isinstance(names, list):
+            raise TypeError(f"{names!r} is no list")
+        return LoRAConfig(rank, alpha, dropout, tuple(sorted(names)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules: {error!r}"
+        ) from None
 
 
 def base_dtype(folder: str | Path) -> str | None:
@@ -313,13 +294,9 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
     config = read_config(folder := locate(folder, FILES))
     stored, metadata = read_weights(folder)
     path, made_for = folder / WEIGHTS, metadata.get(BASE_FINGERPRINT)
-    try:
-        maps = targets(model, config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     expected = {}
-    for name, module in maps.items():
+    for name, module in targets(model, config).items():
         expected[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
         expected[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
     for name in sorted(shapes.keys() | expected.keys()):
@@ -348,32 +325,11 @@ def switch_adapter(model: nn.Module, folder: str | Path, base: str | None = None
 
 
 def describe(model: nn.Module) -> str:
-    """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
-    groups: dict[str, list[tuple[int, Tensor]]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        group = (
-            "adapter"
-            if ".lora_" in name
-            else "embedding"
-            if "embed_tokens" in name
-            else "head"
-            if "lm_head" in name
-            else "blocks"
-        )
-        owner, count = model.get_submodule(name.rpartition(".")[0]), tensor.numel()
-        if hasattr(
-            owner, "codes"
-        ):  # a quantised matrix: it has one code a weight; its scales are no weights
-            count = owner.numel() if name.endswith(".codes") else 0
-        groups.setdefault(group, []).append((count, tensor))
-    lines, total = [], 0
-    for group, members in groups.items():
-        count, mib = sum(n for n, _ in members), sum(tensor.nbytes for _, tensor in members) / 2**20
-        dtypes = ", ".join(
-            sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in members})
-        )
-        state = "trained" if any(tensor.requires_grad for _, tensor in members) else "frozen"
-        lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
-        total += count
-    trained = sum(p.numel() for p in parameters(model))
-    return "\n".join([f"trains {trained:,} of {total:,} weights", *lines])
+    """How many weights train, and the MiB that these and the frozen ones take."""
+    trained = parameters(model)
+    count = sum(p.numel() for p in trained)
+    mib, frozen = (
+        sum(tensor.nbytes for tensor in tensors) / 2**20
+        for tensors in (trained, base_tensors(model).values())
+    )
+    return f"trains {count:,} weights ({mib:,.1f} MiB) beside {frozen:,.1f} MiB of frozen ones"

@@ -1,7 +1,6 @@
 """The machine: the device a run uses, its dtype, and how much memory the run may take."""
 
 import ctypes
-import functools
 import math
 import os
 import re
@@ -17,9 +16,8 @@ from minidpo.system.ranges import Checked, Positive
 MIB, GIB = 2**20, 2**30
 MICRO_TOKENS = 768  # by default on a CPU
 GPU_MICRO_TOKENS = 8192, 4096, 2048, 1024  # by default on a GPU the first of these that fits
-CUBLAS = (
-    32 * MIB
-)  # that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
+# that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
+CUBLAS = 32 * MIB
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 
@@ -110,22 +108,19 @@ def device_of(machine: Machine) -> torch.device:
         raise ValueError(
             "offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it"
         )
-    if (
-        device.index
-        and torch.cuda.is_available()
-        and device.index >= (gpus := torch.cuda.device_count())
-    ):
+    gpus = torch.cuda.device_count()
+    if gpus and device.index is not None and device.index >= gpus:
         raise ValueError(f"device {name!r} is not there: GPUs count from 0, and there are {gpus}")
     return device
 
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    if machine.dtype in ("float32", "rounded") or (
-        not cuda
-        and (machine.dtype == "auto" or (machine.dtype == "fast" and not multiplies_bfloat16()))
-    ):
+    if machine.dtype in ("float32", "rounded"):
         return torch.float32
+    if not cuda and machine.dtype != "bfloat16":
+        fast = machine.dtype == "fast" and multiplies_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
     if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
         raise ValueError(
             "this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
@@ -142,16 +137,6 @@ def multiplies_bfloat16() -> bool:
 def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products in this dtype are slower here than in float32, many times for more than one row."""
     return device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16()
-
-
-@functools.cache  # once is enough
-def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None:
-    """Print a line if this processor is slow in the dtype, with the option that sets it."""
-    if is_slow(device, dtype):
-        print(
-            f"this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine.{option} "
-            "float32 takes more memory and is faster; with an adapter of bfloat16, --machine.dtype auto"
-        )
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
@@ -181,16 +166,14 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
         return machine.memory_gib * GIB
     if not cuda:
         free_kib = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
-        ranks = int(
-            os.environ.get("LOCAL_WORLD_SIZE", "1")
-        )  # torchrun's processes share the machine
+        # torchrun's processes share the machine
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return min(1024 * int(free_kib), container_free()) / ranks + memory_now()
     if not torch.cuda.is_available():
         raise ValueError("no GPU here can be asked for its memory: give --machine.memory-gib")
     device = torch.device(machine.device.replace("auto", "cuda"))
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-        device
-    )  # of the allocator's
+    # of the allocator's
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused + CUDA_CONTEXT
 
 
@@ -204,10 +187,7 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         share = (machine.memory_gib * GIB - CUDA_CONTEXT) / total
-        numbered = (
-            None if device.index is None else device
-        )  # None is the current GPU; "cuda" is refused
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), device.index)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
         # default glibc raises this up to 32 MiB, and keeps a heap with holes (docs/measured.md).

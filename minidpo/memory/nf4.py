@@ -21,9 +21,8 @@ from minidpo.memory.frozen import Matrix, one_kernel
 from minidpo.model.head import tiles
 
 BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share a largest
-TILE = (
-    2**19
-)  # weights that are coded or decoded together: a few MiB, which stay in a processor's cache
+# weights that are coded or decoded together: a few MiB, which stay in a processor's cache
+TILE = 2**19
 
 
 def code_book() -> Tensor:
@@ -132,9 +131,8 @@ class NF4Matrix(Matrix):
             codes, absmax[part] = nearest(blocks)
             packed[part] = two_a_byte(codes)
         scales, largest = quantise_scales(absmax)
-        packed[scales == 0] = (
-            0x77  # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
-        )
+        # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
+        packed[scales == 0] = 0x77
         return {"codes": packed, "scales": scales, "largest": largest}
 
     def dense(self) -> Tensor:
@@ -164,13 +162,11 @@ class Int8Matrix(Matrix):
             part = slice(first, first + len(rows))
             rows = rows.float()
             largest = rows.abs().amax(1)
-            scales[part] = largest / torch.full_like(
-                largest, 127
-            )  # CUDA would multiply by a rounded 1/127
+            # CUDA would multiply by a rounded 1/127
+            scales[part] = largest / torch.full_like(largest, 127)
             unit = rows / torch.where(scales[part] > 0, scales[part], 1.0)[:, None]
-            codes[part] = unit.round().clamp(
-                -127, 127
-            )  # a subnormal scale is coarse: 180 would wrap to -76
+            # a subnormal scale is coarse: 180 would wrap to -76
+            codes[part] = unit.round().clamp(-127, 127)
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:

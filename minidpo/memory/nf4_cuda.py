@@ -36,8 +36,7 @@ def expand(
     16 levels, and the squares of the 256 scales."""
     out = torch.empty((len(packed), 64), dtype=dtype, device=packed.device)
     programs = triton.cdiv(packed.numel(), BYTES)
-    with torch.cuda.device(
-        packed.device
-    ):  # Triton launches on the current GPU, which may be another model's
+    # Triton launches on the current GPU, which may be another model's
+    with torch.cuda.device(packed.device):
         _kernel[(programs,)](packed, scales, largest, table, out, packed.numel(), BYTES=BYTES)
     return out

@@ -38,37 +38,26 @@ class Packed(nn.Module):
 
 def can_pack(weight) -> bool:
     """Whether this PyTorch on this machine can pack this weight: no quantised one, for example."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and isinstance(weight, Tensor)
-        and weight.is_cpu
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and multiplies_bfloat16())
-        )
-    )
+    if not isinstance(weight, Tensor) or not weight.is_cpu:
+        return False
+    fast = weight.dtype == torch.bfloat16 and multiplies_bfloat16()
+    return torch.backends.mkldnn.is_available() and (fast or weight.dtype == torch.float32)
 
 
 def pack(model: Transformer) -> Transformer:
     """The model itself, with its linear layers and its head packed if they can be."""
     adapted = any(".lora_" in name for name, _ in model.named_parameters())
-    if (
-        not adapted
-        and can_pack(model.head_weight)
-        and all(
-            can_pack(module.weight)
-            for module in model.model.modules()
-            if hasattr(module, "in_features")
-        )
-    ):
-        model.packed_head = Packed(model.head_weight, None)
-        # only names: a list of modules would keep all weights in memory to the end, beside the packed ones
-        for name in [name for name, _ in model.model.named_modules()]:
-            module = model.model.get_submodule(name)
-            if type(module) is nn.Linear:
-                activation = "swish" if name.endswith("gate_proj") else "none"
-                model.model.set_submodule(name, Packed(module.weight, module.bias, activation))
-            elif type(module) is nn.SiLU:  # fused into the gate's product
-                model.model.set_submodule(name, nn.Identity())
-        model.float()  # what is not a product
+    products = (module.weight for module in model.model.modules() if hasattr(module, "in_features"))
+    if adapted or not can_pack(model.head_weight) or not all(map(can_pack, products)):
+        return model
+    model.packed_head = Packed(model.head_weight, None)
+    # only names: a list of modules would keep all weights in memory to the end, beside the packed ones
+    for name in [name for name, _ in model.model.named_modules()]:
+        module = model.model.get_submodule(name)
+        if type(module) is nn.Linear:
+            activation = "swish" if name.endswith("gate_proj") else "none"
+            model.model.set_submodule(name, Packed(module.weight, module.bias, activation))
+        elif type(module) is nn.SiLU:  # fused into the gate's product
+            model.model.set_submodule(name, nn.Identity())
+    model.float()  # what is not a product
     return model

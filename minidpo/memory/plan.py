@@ -7,7 +7,6 @@ shapes and no data, and the bytes in use are counted: what a CPU allocates, to t
 
 import functools
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -36,14 +35,12 @@ from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
-from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
 
-FRAGMENTS = (
-    0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
-)
+# an estimate: the share of transient bytes that an allocator loses in gaps between blocks
+FRAGMENTS = 0.10
 
 # Published shapes, so that a plan needs neither the network nor the weights.
 PUBLISHED = {
@@ -68,7 +65,7 @@ class Setup(NamedTuple):
     optimizer: str  # adamw or adamw8bit
     dtype: torch.dtype
     cuda: bool
-    formats: tuple[tuple[str, str], ...] | None = None  # of a GGUF file: tensor and format
+    formats: tuple[tuple[str, str], ...] = ()  # tensor and format of a GGUF file that is kept
 
     def on(self, **options) -> "Setup":
         """The same with these options of the machine."""
@@ -94,25 +91,11 @@ def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
 def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vocabulary") -> Load:
     """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`. PPO
     has both heads, a reward model the scalar one, which reads fewer states than are counted here."""
-    tree, micro = (
-        machine.tree_tokens if largest_tree is None else largest_tree,
-        machine.pass_tokens(),
-    )
+    tree = machine.tree_tokens if largest_tree is None else largest_tree
+    micro = machine.pass_tokens()
     rows = max(1, micro // tree)
     tokens = row_length(max(tree, micro // rows))
     return Load(rows, tokens, rows * tokens, heads=heads)
-
-
-def once(count: Callable) -> Callable:
-    """Counts anew only where something differs that the passes of a model depend on."""
-    remembered = functools.lru_cache(maxsize=1000)(count)
-
-    @functools.wraps(count)
-    def counted(setup: Setup, *load):
-        machine = Machine(quantize=setup.machine.quantize)
-        return remembered(setup._replace(machine=machine, optimizer=""), *load)
-
-    return counted
 
 
 class Plan(NamedTuple):
@@ -129,11 +112,8 @@ class Plan(NamedTuple):
 def step_plan(setup: Setup, load: Load) -> Plan:
     """The bytes of a training step."""
     model = meta_model(setup)
-    adapter, layers, itemsize = (
-        lora.parameters(model),
-        setup.config.num_hidden_layers,
-        setup.dtype.itemsize,
-    )
+    layers, itemsize = setup.config.num_hidden_layers, setup.dtype.itemsize
+    adapter = lora.parameters(model)
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
     tokens = load.rows * load.length
     if setup.optimizer == "adamw8bit":
@@ -149,15 +129,13 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     else:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
-    if (
-        setup.machine.depth_first and load.branched
-    ):  # with their gradients; each segment of a path, counted
-        # as four, keeps those of all above it: on a GPU for all heads, and `for_backward` has them once
+    if setup.machine.depth_first and load.branched:
+        # with their gradients; each segment of a path, counted as four, keeps those of all above it: on a GPU
+        # for all heads, and `for_backward` has them once
         repeats = setup.config.num_attention_heads / setup.config.num_key_value_heads
         copies = 2 + (not setup.machine.recompute) * (1.5 * repeats if setup.cuda else 2.5)
-        activations["keys and values of a path"] = (
-            copies * _keys_and_values(setup.config, tokens) * itemsize
-        )
+        path = copies * _keys_and_values(setup.config, tokens) * itemsize
+        activations["keys and values of a path"] = path
     mask = tokens * load.length * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {
         "head and its logits": _head_peak(setup, load),
@@ -228,16 +206,14 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
 
-@once
+@functools.lru_cache(maxsize=100)
 def meta_model(setup: Setup) -> Transformer:
     """The model to train, with its adapter, on the meta device: shapes without data."""
     with torch.device("meta"):
         model = Transformer(setup.config).to(setup.dtype)
     if setup.machine.quantize:
         nf4.tables(torch.device("meta"))  # made once a process: no block keeps them
-        quantise_layout(
-            model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None
-        )
+        quantise_layout(model, setup.dtype, dict(setup.formats))
     lora.attach(model, setup.adapter, torch.Generator())
     return model
 
@@ -246,13 +222,9 @@ def weights_of(model: Transformer) -> dict[str, float]:
     """Bytes of a model's weights, by kind."""
     weights = {"blocks, weights": 0, "vocabulary, weights": 0, "adapter, weights": 0}
     for name, tensor in model.state_dict().items():
-        part = (
-            "adapter"
-            if ".lora_" in name
-            else "vocabulary"
-            if "embed" in name or "head" in name
-            else "blocks"
-        )
+        part = "vocabulary" if "embed" in name or "head" in name else "blocks"
+        if ".lora_" in name:
+            part = "adapter"
         weights[f"{part}, weights"] += tensor.nbytes
     return weights
 
@@ -269,33 +241,26 @@ def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     return {"this program": memory_now()}
 
 
-@once
+@functools.lru_cache(maxsize=100)
 def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     """The bytes that one block keeps for its backward pass, and the most that it has at any time."""
     meta = {"device": "meta", "dtype": setup.dtype}
-    x = torch.empty(
-        load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True
-    )  # (B,T,C)
+    shape = load.rows, load.length
+    x = torch.empty(*shape, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
+    mask = None
     if setup.cuda:
-        mask = (
-            torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
-        )
-    else:  # as `prepared` does in training; a block of a tree sees no more keys than this
-        in_blocks = load.branched or (training and setup.dtype == torch.bfloat16)
-        mask = query_blocks(None, x) if in_blocks else None
-    angles = rotary_angles(
-        torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
-        setup.config.head_dim,
-        setup.config.rope_theta,
-        setup.dtype,
-    )
-    block = (
-        meta_model(setup).model.layers[0].train(training and not load.branched)
-    )  # SFT alone drops out
+        if load.branched:
+            mask = torch.empty(load.rows, 1, load.length, load.length, **meta)
+    # as `prepared` does in training; a block of a tree sees no more keys than this
+    elif load.branched or (training and setup.dtype == torch.bfloat16):
+        mask = query_blocks(None, x)
+    positions = torch.empty(shape, device="meta", dtype=torch.long)
+    angles = rotary_angles(positions, setup.config.head_dim, setup.config.rope_theta, setup.dtype)
+    # SFT alone drops out
+    block = meta_model(setup).model.layers[0].train(training and not load.branched)
     for p in lora.parameters(block):
-        p.grad = torch.empty_like(
-            p
-        )  # the micro-batch before made them: `step_plan` counts them elsewhere
+        # the micro-batch before made them: `step_plan` counts them elsewhere
+        p.grad = torch.empty_like(p)
     with torch.set_grad_enabled(training), FusedAttention(setup.cuda), ByteCounter() as counter:
         y = block(x, *angles, mask, None, 0)
         for_backward = counter.now
@@ -304,7 +269,7 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     return for_backward, counter.peak
 
 
-@once
+@functools.lru_cache(maxsize=100)
 def _head_peak(setup: Setup, load: Load) -> int:
     """The most bytes that the last norm and the heads have at any time, forward and backward."""
     model = meta_model(setup)
@@ -314,11 +279,9 @@ def _head_peak(setup: Setup, load: Load) -> int:
         predict = torch.empty(load.written, device="meta", dtype=torch.long)
         hidden = model.model.norm(x).flatten(0, 1)[predict]
         head = model.head_weight
-        rows = (
-            None
-            if isinstance(head, torch.Tensor) or not setup.cuda
-            else max(1, GPU_TILE // head.shape[1])
-        )
+        rows = None
+        if setup.cuda and not isinstance(head, torch.Tensor):
+            rows = max(1, GPU_TILE // head.shape[1])
         read = token_logps(hidden, head, predict, rows=rows).sum() if load.heads != "scalar" else 0
         if load.heads != "vocabulary":
             read = read + ScalarHead(model)(hidden).sum()
@@ -335,9 +298,8 @@ class ByteCounter(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._meet(
-            (args, kwargs), are_new=False
-        )  # made outside, or known already: a view costs nothing
+        # made outside, or known already: a view costs nothing
+        self._meet((args, kwargs), are_new=False)
         result = func(*args, **(kwargs or {}))
         self._meet(result, are_new=True)
         self.peak = max(self.peak, self.now)
@@ -345,9 +307,8 @@ class ByteCounter(TorchDispatchMode):
 
     def _meet(self, values, are_new: bool) -> None:
         for tensor in filter(torch.is_tensor, tree_leaves(values)):
-            storage = (
-                tensor.untyped_storage()
-            )  # views share it, and it is freed with the last of them
+            # views share it, and it is freed with the last of them
+            storage = tensor.untyped_storage()
             if storage._cdata not in self.known:
                 self.known.add(storage._cdata)
                 size = storage.nbytes() if are_new else 0
@@ -371,13 +332,11 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if (
-            self.cuda and q.shape[1] != k.shape[1] and (mask is not None or q.itemsize > 2)
-        ):  # as `attend`
+        # as `attend`
+        if self.cuda and q.shape[1] != k.shape[1] and (mask is not None or q.itemsize > 2):
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[
-            0
-        ]
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return attention(q, k, v, attn_mask=mask)[0]
 
 
 def setup_of(
@@ -396,9 +355,7 @@ def setup_of(
     published = None if Path(source).is_dir() else PUBLISHED.get(source)
     path = Path(source) if published else checkpoint.locate(source, ["config.json"])
     config = published or checkpoint.read_config(path)[0]
-    formats = (
-        tuple(tensor_formats(path).items()) if machine.quantize == "keep" or is_gguf(path) else None
-    )
+    formats = tuple(tensor_formats(path).items()) if machine.quantize == "keep" else ()
     return Setup(config, adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 

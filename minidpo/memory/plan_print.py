@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from minidpo.memory.advice import acting_verdict, verdict, with_micro_tokens
+from minidpo.memory.advice import LESS, with_micro_tokens
 from minidpo.memory.loading import to_compute
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import MIB, Machine, memory_limit
@@ -20,8 +20,7 @@ class Plans(NamedTuple):
 
     setup: Setup
     limit: float | None  # bytes that may be taken; None: of a GPU that is not here
-    stages: dict[str, tuple[Setup, Callable[[Machine], Load]]]
-    plans: dict[str, Plan]  # of each stage, and of acting as "explore"
+    plans: dict[str, Plan]  # of each learner, and of acting as "explore"
 
     @property
     def peak(self) -> float:
@@ -40,15 +39,15 @@ def plans_of(
     setup = setup_of(model, machine, shape, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
     limit = memory_limit(machine, setup.cuda) if known else None
-    stages, plans = {}, {}
+    plans = {}
     for name in tqdm(learners, "planning", unit="learner", leave=False):
         optimizer, load_of = learners[name]
         chosen = setup._replace(optimizer=optimizer)
         if limit is not None:
             chosen = with_micro_tokens(chosen, load_of, limit)
-        stages[name], plans[name] = (chosen, load_of), step_plan(chosen, load_of(chosen.machine))
+        plans[name] = step_plan(chosen, load_of(chosen.machine))
     plans["explore"] = acting_plan(acting_setup(setup), page_tokens(machine))
-    return Plans(setup, limit, stages, plans)
+    return Plans(setup, limit, plans)
 
 
 def page_tokens(machine: Machine) -> int:
@@ -60,7 +59,7 @@ def print_plan(
     model: str, machine: Machine, shape: LoRAConfig, learners: Mapping[str, Learner]
 ) -> dict[str, int]:
     """Print where the memory would go, and whether there is enough. Returns the peaks in MiB."""
-    setup, limit, stages, plans = plans_of(model, machine, shape, learners)
+    setup, limit, plans = plans_of(model, machine, shape, learners)
     tokens = page_tokens(machine)
     print(
         f"{model}, {str(setup.dtype).removeprefix('torch.')} on "
@@ -74,9 +73,14 @@ def print_plan(
             "compare with; --machine.memory-gib says how much memory there will be"
         )
     else:
-        for name, (chosen, load_of) in stages.items():
-            print(verdict(name, chosen, load_of, limit))
-        print(acting_verdict(acting_setup(setup), tokens, limit))
+        for name, plan in plans.items():
+            spare = (limit - plan.peak) / MIB
+            if spare >= 0:
+                print(f"{name} fits into {limit / MIB:,.0f} MiB, {spare:,.0f} are left")
+            else:
+                print(f"{name} needs {-spare:,.0f} MiB more than {limit / MIB:,.0f}")
+        if max(plan.peak for plan in plans.values()) > limit:
+            print(f"{LESS}; exploring with fewer --machine.pages or --machine.page-tokens, too")
     return {name: round(plan.peak / MIB) for name, plan in plans.items()}
 
 

@@ -9,8 +9,7 @@ GGUF file's blocks can also be held as they are (`memory/ggml_matrix`).
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -57,18 +56,16 @@ def quantise_layout(
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [
-        name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))
-    ]
+    quantised = (FrozenLinear, FrozenTable)
+    names = [name for name, module in model.named_modules() if isinstance(module, quantised)]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
         with torch.device("meta"):  # takes no memory and no random numbers
-            plain = (
-                nn.Embedding(rows, columns)
-                if name.endswith("embed_tokens")
-                else nn.Linear(columns, rows, bias=False)
-            )
+            if name.endswith("embed_tokens"):
+                plain = nn.Embedding(rows, columns)
+            else:
+                plain = nn.Linear(columns, rows, bias=False)
         plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
         if isinstance(module, FrozenLinear):
             plain.bias = module.bias
@@ -96,12 +93,7 @@ def load_quantised(
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
-    for part, names in tqdm(
-        parts.items(),
-        "reading quantised weights" if cached or formats else "quantising",
-        unit="part",
-        disable=None,
-    ):
+    for part, names in tqdm(parts.items(), "quantised weights", unit="part", disable=None):
         if cached:
             tensors = store.read(part, shapes)
         else:
@@ -141,9 +133,8 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     """A tensor of the checkpoint as the model holds it: its codes and scales, or itself."""
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
-    with checkpoint.open_weights(
-        path
-    ) as file:  # for each tensor: closing frees the pages that were read
+    # opened for each tensor: closing frees the pages that were read
+    with checkpoint.open_weights(path) as file:
         if isinstance(matrix, GGMLMatrix):
             blocks = file.get_blocks(name)
             if not ggml.is_finite(matrix.format, blocks):
@@ -151,9 +142,8 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
             return {f"{name}.codes": blocks.to(device)}
         tensor = file.get_tensor(name)
         if isinstance(matrix, Matrix):
-            encoded = {
-                f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()
-            }
+            codes = matrix.encode(tensor.to(device))
+            encoded = {f"{name}.{part}": values for part, values in codes.items()}
         else:
             encoded = {name: tensor.to(device, copy=True)}
     # nan or inf in a matrix shows in its scales
@@ -168,13 +158,12 @@ class Cache:
     def __init__(self, folder: Path, checkpoint: Path, files: set[Path]):
         if folder.resolve() == checkpoint.resolve():
             raise ValueError(
-                f"{folder}: holds the checkpoint itself: give the cache a folder of its own"
+                f"{folder}: holds the checkpoint itself: give the cache another folder"
             )
         self.folder = folder
         self.key = {"version": VERSION, "checkpoint": _checkpoint_digest(checkpoint, files)}
         self.complete = (folder / INDEX).is_file()
-        with self.way_out():
-            index = read_json(folder / INDEX) if self.complete else self.key
+        index = read_json(folder / INDEX) if self.complete else self.key
         if not self.key.items() <= index.items():
             raise ValueError(
                 f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
@@ -184,20 +173,21 @@ class Cache:
     def read(self, part: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
         """A part's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
         path = self.folder / f"{part}.safetensors"
-        with self.way_out(), open_weights(path) as file:
-            tensors, said = (
-                {name: file.get_tensor(name) for name in file.keys()},
-                file.metadata() or {},
-            )
+        try:
+            with open_weights(path) as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                said = file.metadata() or {}
             stored = {name: tensor.shape for name, tensor in tensors.items()}
-            expected = {
-                name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")
-            }
+            wanted = {name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
             # two runs that fill one folder may leave a part of another checkpoint than the index names
-            if stored != expected or said.get("checkpoint") != self.key["checkpoint"]:
+            if stored != wanted or said.get("checkpoint") != self.key["checkpoint"]:
                 raise ValueError(f"{path}: does not hold this part of the model")
-            if "crc32" in said and said["crc32"] != crc32(tensors):  # earlier versions wrote none
+            if said.get("crc32") != crc32(tensors):
                 raise ValueError(f"{path}: is damaged, its checksum is another")
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; delete the folder {self.folder}, and it will be made anew"
+            ) from None
         return tensors
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
@@ -207,16 +197,6 @@ class Cache:
             on_host,
             {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)},
         )
-
-    @contextmanager
-    def way_out(self) -> Iterator[None]:
-        """Adds what to do to the error of a damaged file."""
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; delete the folder {self.folder}, and it will be made anew"
-            ) from None
 
 
 def crc32(tensors: Mapping[str, Tensor]) -> str:
@@ -229,9 +209,8 @@ def crc32(tensors: Mapping[str, Tensor]) -> str:
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:
     """SHA-256 that tells checkpoints apart: over the config, and each file's name, size, date and samples."""
-    settings = (
-        {} if is_gguf(folder) else read_json(folder / "config.json")
-    )  # a GGUF file says all itself
+    # a GGUF file says all itself
+    settings = {} if is_gguf(folder) else read_json(folder / "config.json")
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in sorted(files):
         status = path.stat()

@@ -79,18 +79,16 @@ def query_blocks(mask: Tensor | None, like: Tensor) -> list[QueryBlock]:
             queries = slice(first, min(first + SIZE, T))
             if mask is None:
                 texts, keys, shared = slice(0, B), slice(0, queries.stop), first
-                sees = torch.ones(
-                    2 * [queries.stop - first], dtype=torch.bool, device=like.device
-                ).tril()
+                size = queries.stop - first
+                sees = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
             else:
                 texts, sees = slice(text, text + 1), mask[text, queries]
                 assert sees.any(1).all(), "a query that sees no key has no softmax"
                 keys = sees.any(0).nonzero()[:, 0]
                 shared = int(sees[:, keys].all(0).cumprod(0).sum())
                 sees = sees[:, keys[shared:]]
-                keys = (
-                    slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys
-                )  # a slice is not copied
+                if len(keys) == keys[-1] + 1:
+                    keys = slice(0, len(keys))  # is not copied
             added = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
             parts.append(
                 QueryBlock((texts, slice(None), queries), (texts, slice(None), keys), shared, added)
@@ -108,9 +106,8 @@ class _InBlocks(torch.autograd.Function):
         y = torch.empty_like(q)
         for part in parts:
             queries = q[part.at_queries]
-            y[part.at_queries] = (
-                _weights(queries, k[part.at_keys], part) @ v[part.at_keys]
-            ).view_as(queries)
+            weights = _weights(queries, k[part.at_keys], part)
+            y[part.at_queries] = (weights @ v[part.at_keys]).view_as(queries)
         return y
 
     @staticmethod
@@ -118,20 +115,16 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """P: the weights. dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q."""
         q, k, v = ctx.saved_tensors
-        real = torch.promote_types(
-            k.dtype, torch.float32
-        )  # a key adds up what all the blocks send it
+        # a key adds up what all the blocks send it
+        real = torch.promote_types(k.dtype, torch.float32)
         dq, dk, dv = (
             torch.empty_like(q),
             torch.zeros_like(k, dtype=real),
             torch.zeros_like(v, dtype=real),
         )
         for part in ctx.parts:
-            queries, keys, do = (
-                q[part.at_queries],
-                k[part.at_keys],
-                grad[part.at_queries].flatten(2, 3),
-            )
+            queries, keys = q[part.at_queries], k[part.at_keys]
+            do = grad[part.at_queries].flatten(2, 3)
             weights = _weights(queries, keys, part)
             dv[part.at_keys] += weights.mT @ do
             ds = torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)

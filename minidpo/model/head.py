@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
-TILE, GPU_TILE = (
-    2**22,
-    2**24,
-)  # weights of a quantised head that exist at once: 8 and 32 MiB in bf16
+# weights of a quantised head that exist at once: 8 and 32 MiB in bf16
+TILE, GPU_TILE = 2**22, 2**24
 
 
 def token_logps(
@@ -25,15 +23,13 @@ def token_logps(
     hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
     takes it. targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the log-softmax in float32
     (float64 if the inputs are). At most chunk x rows of the (T,V) logits exist at once, by default LOGITS of
-    them; backward computes them again. A frozen head gets no gradient. ValueError if rows or chunk < 1.
+    them; backward computes them again. A frozen head gets no gradient.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
     rows = tile_rows(weight) if rows is None else rows
     chunk = max(1, LOGITS // max(1, rows)) if chunk is None else chunk
-    if chunk < 1 or rows < 1:
-        raise ValueError(f"chunk and rows must be at least 1, got {chunk} and {rows}")
     return _TokenLogps.apply(hidden, weight, targets, chunk, rows)
 
 
@@ -74,9 +70,8 @@ class _TokenLogps(torch.autograd.Function):
             inside, column = _within(targets, first, len(tile))
             for t in _slices(len(targets), chunk):
                 logits = (hidden[t] @ tile.t()).to(total.dtype)
-                softmax = logits.sub_(
-                    largest[t, None]
-                ).exp_()  # (t,rows), not yet divided by its sum
+                # (t,rows), not yet divided by its sum
+                softmax = logits.sub_(largest[t, None]).exp_()
                 grad = grad_logps[t, None]
                 grad_logits = softmax.mul_(-grad / total[t, None])
                 grad_logits.scatter_add_(1, column[t], torch.where(inside[t, None], grad, 0.0))

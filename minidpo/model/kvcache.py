@@ -50,10 +50,8 @@ class KVCache:
         if not self.row_by_row:
             return F.pad(memory, (0, 0, 0, room - memory.shape[3]))
         L, B, K, _, D = memory.shape
-        grown = torch.frombuffer(
-            mmap(-1, L * B * K * room * D * memory.itemsize), dtype=memory.dtype
-        )
-        grown = grown.view(L, B, K, room, D)
+        memory_map = mmap(-1, L * B * K * room * D * memory.itemsize)
+        grown = torch.frombuffer(memory_map, dtype=memory.dtype).view(L, B, K, room, D)
         for b, length in enumerate(self.lengths.tolist()):
             held = memory[:, b, :, : length + behind]
             grown[:, b, :, : held.shape[2]] = held
@@ -82,18 +80,14 @@ class KVCache:
         column, row = self.positions(T), row[:, None]
         self.keys[layer][row, :, column] = k.transpose(1, 2)  # an indexed write takes (B,T,K,D)
         self.values[layer][row, :, column] = v.transpose(1, 2)
-        keys, values = (
-            self.keys[layer, :, :, : self.columns],
-            self.values[layer, :, :, : self.columns],
-        )
+        keys = self.keys[layer, :, :, : self.columns]
+        values = self.values[layer, :, :, : self.columns]
         if T > 1:
             return attend(q, keys, values, mask)
         grouped = q.view(B, keys.shape[1], -1, D)  # heads of one key: its queries
         if self.row_by_row:
-            rows = range(B) if self.places is None else self.places.tolist()
-            return attend_rows(grouped, keys, values, rows, (self.lengths + 1).tolist()).view(
-                B, H, 1, D
-            )
+            lengths = (self.lengths + 1).tolist()
+            return attend_rows(grouped, keys, values, row[:, 0].tolist(), lengths).view(B, H, 1, D)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         return out.reshape(B, H, 1, D)  # not a view: on a GPU some kernels return another layout
 

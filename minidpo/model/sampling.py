@@ -29,9 +29,8 @@ from minidpo.system.tensors import to_device
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
 WIDTH = 16  # tokens of a step, guesses included, up to which rows guess: attention is a call for each token
-DRAWN = (
-    2**21
-)  # logits at a time on a CPU: of more, the copies in fp64 are fresh memory in each step: slow
+# logits at a time on a CPU: of more, the copies in fp64 are fresh memory in each step: slow
+DRAWN = 2**21
 
 
 class Request(NamedTuple):
@@ -107,17 +106,14 @@ class Sampler:
         # the row at each place of the cache. On a CPU row r stays at place r; on a GPU the rows that write
         # come first, so that a step computes only these
         self.order = list(range(rows))
-        self.texts: list[tuple[int, ...]] = [
-            ()
-        ] * rows  # ids that each row has read, and its answer to them
-        self.lengths = [
-            0
-        ] * rows  # tokens that each row has in the cache, which learns it in `_show`
+        # ids that each row has read, and its answer to them
+        self.texts: list[tuple[int, ...]] = [()] * rows
+        # tokens that each row has in the cache, which learns it in `_show`
+        self.lengths = [0] * rows
         self.writing: dict[int, Answer] = {}
         self.unread: dict[int, Request] = {}  # by row: what it was asked
-        self.first: list[tuple[int, ...]] = [
-            ()
-        ] * rows  # the prompt that each row read when it began
+        # the prompt that each row read when it began
+        self.first: list[tuple[int, ...]] = [()] * rows
         self.first_hidden = self.hidden[:, 0].clone()  # of that prompt's last token
         # on a CPU an answer's bits must not depend on what else is read, and little would be gained
         self.together = weight.device.type == "cuda"
@@ -162,9 +158,7 @@ class Sampler:
         tokens = [(row, ahead) for row in rows for ahead in range(1 + len(self.writing[row].guess))]
         hidden = self.hidden[: len(rows), 0] if self.together else self.hidden[tuple(zip(*tokens))]
         drawn: dict[int, list] = {row: [] for row in rows}
-        for (row, _), token in zip(
-            tokens, self._draw(hidden, [(self.writing[row], n) for row, n in tokens])
-        ):
+        for (row, _), token in zip(tokens, self._draw(hidden, tokens)):
             drawn[row].append(token)
         answers = {row: self._stop(row) for row in rows if self._write(row, drawn[row])}
         for row, answer in answers.items():
@@ -174,19 +168,16 @@ class Sampler:
             self._advance([row for row in self.order if row in self.writing])
         return answers
 
-    def _draw(
-        self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]
-    ) -> list[tuple[float, float]]:
+    def _draw(self, hidden: Tensor, tokens: Sequence[tuple[int, int]]) -> list[list[float]]:
         """Draw a token from each hidden state (N,C): its id and log π at temperature 1. tokens: each state's
-        answer, and how many guessed tokens come before the one that is drawn."""
-        uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in tokens]
-        temperatures = [answer.request.temperature for answer, _ in tokens]
+        row, and how many guessed tokens come before the one that is drawn."""
+        answers = [(self.writing[row], ahead) for row, ahead in tokens]
+        uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in answers]
         draws = to_device(torch.tensor(uniforms, dtype=torch.float64), hidden.device)
-        given = (
-            None
-            if None in temperatures
-            else to_device(torch.tensor(temperatures, dtype=torch.float32), hidden.device)
-        )
+        temperatures = [answer.request.temperature for answer, _ in answers]
+        given = None
+        if None not in temperatures:
+            given = to_device(torch.tensor(temperatures, dtype=torch.float32), hidden.device)
         size = len(hidden) if self.together else max(1, DRAWN // len(self.model.head_weight))
         drawn = []
         for first in range(0, len(hidden), size):
@@ -235,9 +226,8 @@ class Sampler:
             self._show(max(map(len, texts)) + longest)
             tokens = [(row, ahead) for row, text in zip(rows, texts) for ahead in range(len(text))]
             places = torch.tensor(tokens, device=self.hidden.device).unbind(1)
-            ids = torch.tensor(
-                [token for text in texts for token in text], device=self.hidden.device
-            )
+            written = [token for text in texts for token in text]
+            ids = torch.tensor(written, device=self.hidden.device)
             self.hidden[places] = self.model(ids[:, None], cache=self.cache.at(*places))[:, 0]
         for row in rows:
             self.lengths[row] += 1
@@ -246,9 +236,8 @@ class Sampler:
         """Let each pass see so many columns of the cache."""
         if not self.together:  # what grows copies what rows hold
             self.cache.lengths.copy_(torch.tensor(self.lengths))
-        self.cache.show(
-            columns, behind=LONGEST - 1
-        )  # guesses, of which nobody knows yet which are right
+        # guesses, of which nobody knows yet which are right
+        self.cache.show(columns, behind=LONGEST - 1)
 
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place. On a CPU rows stay."""
@@ -262,19 +251,16 @@ class Sampler:
         """The row forgets what it has read and begins anew with what it was asked, of which it copies what
         another row holds: all, or the prefix. True if it must wait, because that row is about to read it."""
         ids, place = self.writing[row].request.ids, self.order.index
-        source, start = (
-            next((other for other, first in enumerate(self.first) if first == ids), None),
-            ids,
-        )
+        source = next((other for other, first in enumerate(self.first) if first == ids), None)
+        start = ids
         if source is not None:
             if self.texts[source][: len(ids)] != ids:
                 return True
             self.hidden[place(row), 0] = self.first_hidden[row] = self.first_hidden[source]
         else:
             start = self.prefix if ids[: len(self.prefix)] == self.prefix != ids else ()
-            source = next(
-                (r for r, text in enumerate(self.texts) if text[: len(start)] == start), None
-            )
+            holders = (r for r, text in enumerate(self.texts) if text[: len(start)] == start)
+            source = next(holders, None)
             if source is None:  # no row holds the prefix any more
                 source, start = row, ()
         self.cache.copy_row(place(source), place(row), len(start))
@@ -297,9 +283,8 @@ class Sampler:
         try:
             for rows in self._neighbours(readers):
                 self._read(rows, [self.writing[row].request.ids for row in rows])
-        except (
-            BaseException
-        ):  # an interrupt, too: nobody may wait for a prompt that is not read any more
+        # an interrupt, too: nobody may wait for a prompt that is not read any more
+        except BaseException:
             for row in readers:
                 self.first[row] = ()
             raise
@@ -331,9 +316,8 @@ class Sampler:
         self._show(max(known) + T)
         cache = self.cache.rows(first, first + len(rows))
         cache.lengths.copy_(torch.tensor(known))
-        padded = torch.tensor(
-            [[*ids, *[0] * (T - len(ids))] for ids in new], **like
-        )  # no one reads the 0s
+        # no one reads the 0s
+        padded = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in new], **like)
         hidden = self.model(padded, cache=cache)
         ends = torch.tensor([len(ids) - 1 for ids in new], **like)
         self.hidden[first : first + len(rows), 0] = hidden[torch.arange(len(rows), **like), ends]
@@ -354,20 +338,16 @@ def rows_are_independent(model: Transformer, rows: int) -> bool:
     dims = (1, config.num_key_value_heads, config.head_dim)
     cache = KVCache(rows, dims, model.head_weight.dtype, "cpu")
     cache.show(128)
-    for memory in (
-        cache.keys,
-        cache.values,
-    ):  # one row's numbers for all: drawing them is what takes time
+    # one row's numbers for all: drawing them is what takes time
+    for memory in (cache.keys, cache.values):
         memory.copy_(torch.randn(memory[:, :1].shape, generator=generator))
     cache.lengths.random_(64, 128, generator=generator)[0] = 50
     x = torch.randn(rows, 1, config.hidden_size, generator=generator)
 
     def logits(rows_cache: KVCache) -> Tensor:
-        cos, sin = rotary_angles(
-            rows_cache.positions(1), config.head_dim, config.rope_theta, x.dtype
-        )
-        return model.head(
-            model.model.layers[0](x[: len(rows_cache.lengths)], cos, sin, None, rows_cache, 0)
-        )
+        positions = rows_cache.positions(1)
+        angles = rotary_angles(positions, config.head_dim, config.rope_theta, x.dtype)
+        first = model.model.layers[0]
+        return model.head(first(x[: len(positions)], *angles, None, rows_cache, 0))
 
     return torch.equal(logits(cache)[0], logits(cache.rows(0, 1))[0])

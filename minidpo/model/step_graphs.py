@@ -21,15 +21,13 @@ COLUMNS = 256  # a recording sees a multiple of so many
 class StepGraphs:
     """Replays `model(tokens, cache=cache)` for one new token in each row of the cache."""
 
-    streams: dict[
-        torch.device, "torch.cuda.Stream"
-    ] = {}  # one a GPU: cuBLAS keeps memory for each, for good
+    # one a GPU: cuBLAS keeps memory for each, for good
+    streams: dict[torch.device, "torch.cuda.Stream"] = {}
 
     def __init__(self, model: Transformer, cache: KVCache):
         self.model, self.cache = model, cache
-        self.tokens = torch.zeros(
-            len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device
-        )
+        rows, device = len(cache.lengths), cache.lengths.device
+        self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.recorded: dict[tuple[int, int], tuple[Callable, Tensor]] = {}  # by rows and columns
         self.room, self.pool = 0, None
 
@@ -53,19 +51,17 @@ class StepGraphs:
     def _record(self, tokens: Tensor, cache: KVCache) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
         device = tokens.device
-        stream = self.streams.get(device) or self.streams.setdefault(
-            device, torch.cuda.Stream(device)
-        )
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        stream = self.streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(
-            stream
-        ):  # what is compiled or chosen at a first run cannot be recorded
+        # what is compiled or chosen at a first run cannot be recorded
+        with torch.cuda.stream(stream):
             self.model(tokens, cache=cache)
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=stream):
             hidden = self.model(tokens, cache=cache)[:, -1]
-        self.pool = (
-            graph.pool()
-        )  # one for all: a recording's results are read before the next one runs
+        # one for all: a recording's results are read before the next one runs
+        self.pool = graph.pool()
         return graph.replay, hidden

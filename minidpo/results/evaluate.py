@@ -22,7 +22,7 @@ from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
 from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.machine import device_of
-from minidpo.results.circumstances import circumstances, made_by
+from minidpo.results.circumstances import circumstances
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import write_report
 from minidpo.results.success import best_of, comparisons, result_metrics, summary
@@ -183,15 +183,10 @@ def best_tries(
 
 def settings_of(command: EvaluateCommand) -> dict:
     """The settings that a result tells."""
-    settings = {
-        "world": command.world,
-        "split": command.split,
-        "seed": command.seed,
-        "temperature": command.temperature,
-        "best_of": command.best_of,
-    }
+    names = ["world", "split", "seed", "temperature", "best_of"]
     if command.shots:
-        settings["shots"] = command.shots
+        names.append("shots")
+    settings = {name: vars(command)[name] for name in names}
     if command.judge:
         settings["judge"] = str(command.judge)
     return settings
@@ -219,7 +214,7 @@ def write_files(
         episodes,
         world=context.world,
         title=f"{len(tasks)} {command.world} tasks",
-        about=f"{command.model}: {agents}. {made_by(result)}",
+        about=f"{command.model}: {agents}",
         settings={"model": command.model, **settings_of(command)},
         curves=curves,
     )
@@ -231,11 +226,9 @@ def write_files(
 
 def training_curves(adapters: dict[str, Path | None]) -> dict[str, list[dict]]:
     """What the run folders of these adapters logged."""
-    curves = {}
-    for name, adapter in adapters.items():
-        if adapter is not None and (adapter.parent / "metrics.jsonl").is_file():
-            curves[name] = run_folder.records(adapter.parent)
-    return curves
+    runs = {name: adapter.parent for name, adapter in adapters.items() if adapter}
+    curves = {name: run_folder.records(folder) for name, folder in runs.items()}
+    return {name: rows for name, rows in curves.items() if rows}
 
 
 def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
@@ -245,12 +238,9 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
         name, sign, folder = text.partition("=")
         if not (sign and name and (folder or name == "base")):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
-        if Path(name).name != name:
-            raise ValueError(f"--adapters {text}: {name} names files in --out: leave out the slash")
-        if name.rpartition(".")[2] == "metrics":
-            raise ValueError(
-                f"--adapters {text}: {name}.jsonl is a log; take another name than {name}"
-            )
+        # NAME.jsonl has the episodes; NAME.metrics.jsonl is the log of playing them
+        if Path(name).name != name or name.rpartition(".")[2] == "metrics":
+            raise ValueError(f"--adapters {text}: {name} cannot name a file in --out: take another")
         if name in adapters:
             raise ValueError(f"--adapters has two agents named {name}: give each its own name")
         adapters[name] = Path(folder) if folder else None
@@ -266,13 +256,10 @@ def lock_folder(command: EvaluateCommand) -> TextIO:
     old = run_folder.read_settings(command.out)
     if not {"adapters", "episodes"} <= old.keys():
         raise ValueError(f"{command.out} holds a run that is no evaluation: give another --out")
+    new = as_json(asdict(command))
     fixed = (*FIXED, "episodes") if old["episodes"] > command.episodes else FIXED
-    old_settings = {"shots": 0, "world": "miniwob", **old}  # older folders lack these two
-    new_settings = as_json(asdict(command))
-    changed = run_folder.changed_settings(
-        {name: old_settings.get(name) for name in fixed},
-        {name: new_settings[name] for name in fixed},
-    )
+    before, now = ({name: some.get(name) for name in fixed} for some in (old, new))
+    changed = run_folder.changed_settings(before, now)
     if changed:
         raise ValueError(
             f"{command.out} holds an evaluation with other settings ({changed}): "

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy
 import torch
 from gguf import (
     MODEL_ARCH,
@@ -120,10 +119,8 @@ def _write(
         for name, tensor in tensors.items()
     }
     for name, tensor in tensors.items():
-        numpy_dtype = numpy.dtype(numpy.float16 if dtypes[name] == torch.float16 else numpy.float32)
-        writer.add_tensor_info(
-            name, tensor.shape, numpy_dtype, tensor.numel() * numpy_dtype.itemsize
-        )
+        stored = torch.empty(0, dtype=dtypes[name]).numpy().dtype
+        writer.add_tensor_info(name, tensor.shape, stored, tensor.numel() * stored.itemsize)
     with replacing(path) as temporary:
         writer.write_header_to_file(temporary)
         writer.write_kv_data_to_file()
@@ -132,8 +129,7 @@ def _write(
             stored = tensor.detach().to("cpu", dtypes[name])
             if not stored.isfinite().all():
                 raise ValueError(
-                    f"{path}: tensor {name} has values that are not finite in "
-                    f"{str(dtypes[name]).removeprefix('torch.')}: use --export merged"
+                    f"{path}: {name} is not finite in {dtypes[name]}: use --export merged"
                 )
             writer.write_tensor_data(stored.numpy())
         writer.close()
@@ -152,43 +148,33 @@ def _add_tokenizer(writer: GGUFWriter, base: Path, chat: Chat, vocab_size: int) 
     if gguf_file.is_gguf(base):
         for key, field in gguf_file.read(base).fields.items():
             if key.startswith("tokenizer.ggml.") and key not in CONVERSATION:
-                kinds = field.types
-                writer.add_key_value(
-                    key,
-                    field.contents(),
-                    kinds[0],
-                    kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None,
-                )
+                # a type, or a list's and then its items'
+                items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+                writer.add_key_value(key, field.contents(), field.types[0], items)
         return
     described = json.loads(chat.tokenizer.to_str())
-    split = gguf_file.split_name(described["pre_tokenizer"])
-    if described["model"]["type"] != "BPE" or split is None:
+    model, split = described["model"], gguf_file.split_name(described["pre_tokenizer"])
+    if model["type"] != "BPE" or split is None:
         raise ValueError(
             f"{base / 'tokenizer.json'}: llama.cpp has no name for how this tokenizer splits "
             f"text: it can be that of {', '.join(gguf_file.SPLITS)}"
         )
-    special = {token["id"]: token["special"] for token in described["added_tokens"]}
-    known = [
-        chat.tokenizer.id_to_token(n) for n in range(vocab_size)
-    ]  # a model may have spare rows
-    merges = described["model"]["merges"]
+    kinds = {
+        token["id"]: TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        for token in described["added_tokens"]
+    }
+    tokens, types = [], []
+    for n in range(vocab_size):
+        token = chat.tokenizer.id_to_token(n)
+        if token is None:  # a model may have spare rows
+            tokens.append(f"[PAD{n}]")
+            types.append(TokenType.UNUSED)
+        else:
+            tokens.append(token)
+            types.append(kinds.get(n, TokenType.NORMAL))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
-    writer.add_token_list(
-        [f"[PAD{n}]" if token is None else token for n, token in enumerate(known)]
-    )
-    writer.add_token_types(
-        [
-            TokenType.UNUSED
-            if token is None
-            else TokenType.NORMAL
-            if n not in special
-            else TokenType.CONTROL
-            if special[n]
-            else TokenType.USER_DEFINED
-            for n, token in enumerate(known)
-        ]
-    )
-    writer.add_token_merges(
-        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    )
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)

@@ -93,7 +93,8 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
 
     merged = open_merged(source, adapter, machine)
-    weights = fingerprint(merged.model.state_dict())
+    model, chat = merged.model, merged.chat
+    weights = fingerprint(model.state_dict())
     whole, alone = folder / f"{name}-merged.gguf", folder / f"{name}-lora.gguf"
     for path in (whole, alone):
         if path.exists() and gguf_out.weights_in(path) != weights:
@@ -101,20 +102,12 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
                 f"{path} exists and holds something else: delete it, or give another --out"
             )
     if not whole.exists():
-        gguf_out.write_model(
-            whole,
-            merged.model,
-            merged.base,
-            chat=merged.chat,
-            template=merged.template,
-            weights=weights,
-        )
+        base, template = merged.base, merged.template
+        gguf_out.write_model(whole, model, base, chat=chat, template=template, weights=weights)
     if not alone.exists():
-        gguf_out.write_adapter(alone, merged.model.config, merged.adapter, weights)
-    print(
-        f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
-        f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}"
-    )
+        gguf_out.write_adapter(alone, model.config, merged.adapter, weights)
+    print(f"{whole}: {adapter} added to {source}, F16")
+    print(f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
     return weights
 
 
@@ -130,8 +123,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
         "weights": fingerprint(model.state_dict()),
     }
     if folder.exists():
-        old = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-        if (old.get("version"), old.get("weights")) != (VERSION, record["weights"]):
+        if _read_if_there(folder / RECORD).get("weights") != record["weights"]:
             raise ValueError(
                 f"{folder} exists and holds something else: delete it, or give another --out"
             )
@@ -149,9 +141,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    gigabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e9
-    dtype = str(model.head_weight.dtype).removeprefix("torch.")
-    print(f"{folder}: {adapter} added to {source}, {dtype}, {gigabytes:.2f} GB")
+    print(f"{folder}: {adapter} added to {source}, {model.head_weight.dtype}")
     return record["weights"]
 
 
@@ -179,12 +169,9 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     write_json(folder / "tokenizer_config.json", settings)
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token, or null
     generation = _read_if_there(base / "generation_config.json")
-    ends = generation.get("eos_token_id")
-    if ends is None:
-        ends = []
-    elif not isinstance(ends, list):
-        ends = [ends]
-    ends = list(dict.fromkeys([chat.end, *ends]))
+    others = generation.get("eos_token_id")
+    others = others if isinstance(others, list) else [others]
+    ends = [chat.end, *(end for end in others if end not in (chat.end, None))]
     write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
 
 
@@ -231,18 +218,13 @@ def push(command: PushCommand) -> dict:
 
 def to_upload(folder: Path) -> tuple[str, list[Path]]:
     """The kind of a folder, "adapter" or "model", and the files to upload."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder")
     if (folder / lora.CONFIG).is_file():
         lora.read_config(folder)
         kind = "adapter"
     elif (folder / RECORD).is_file():
         kind = "model"
     else:
-        raise ValueError(
-            f"{folder}: holds neither an adapter ({lora.CONFIG}) nor a model written by "
-            f"evaluate.py --export merged ({RECORD})"
-        )
+        raise ValueError(f"{folder}: neither an adapter nor what evaluate.py --export merged wrote")
     return kind, sorted({path for pattern in UPLOADED[kind] for path in folder.glob(pattern)})
 
 
@@ -272,16 +254,6 @@ def card(command: PushCommand, kind: str) -> str:
     result = read_result(command.result)
     if not result["agents"]:
         raise ValueError(f"{command.result}: holds no result of evaluate.py or of a training")
-    return f"{text}\n{_whose_success(result)}:\n```\n{table(result)}\n```\n"
-
-
-def _whose_success(result: dict) -> str:
-    """What the table of a result is about."""
-    who, where = "Success", "instances whose seeds are not those of training"
-    if result.get("judge"):
-        who = "Success of the tries that a reward model chose,"
-    elif result.get("best_of", 1) > 1:
-        who = "An oracle's success, not the agent's own,"
-    if result.get("split") == "validation":
-        where = "validation instances, by which a policy may have been chosen"
-    return f"{who} on {result.get('world', 'miniwob')} {where}, with 95 % intervals"
+    # the table says which instances these are, and who chose among several tries
+    world = result.get("world", "miniwob")
+    return f"{text}\nSuccess on {world}, with 95 % intervals:\n```\n{table(result)}\n```\n"

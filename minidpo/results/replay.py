@@ -23,6 +23,7 @@ from minidpo.data.pairs import Pair
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
 from minidpo.memory.context import Context
+from minidpo.results.circumstances import made_by
 from minidpo.results.report import render
 from minidpo.results.success import newest_comparison
 from minidpo.system.files import write_text
@@ -41,7 +42,6 @@ def write_report(
     title: str,
     about: str,
     settings: Mapping[str, object],
-    seconds: Mapping[str, float] = {},
     curves: Mapping[str, Sequence[dict]] = {},
     pairs: Sequence[dict] = (),
 ) -> None:
@@ -54,17 +54,17 @@ def write_report(
     data = {
         "title": title,
         "headline": result.get("headline", ""),
-        "about": about,
+        "about": f"{about}. {made_by(result)}",
         "results": result["agents"],
         "gain_points": comparison.get("gain_points"),
         "p_value": comparison.get("p_value"),
         "comparisons": result.get("comparisons", []),
         "instances": with_pictures(world, telling[:INSTANCES]),
         "played": played,
-        "curves": dict(curves),
-        "pairs": list(pairs),
-        "settings": dict(settings),
-        "seconds": dict(seconds),
+        "curves": curves,
+        "pairs": pairs,
+        "settings": settings,
+        "seconds": result.get("seconds", {}),
     }
     write_text(path, render(data))
 
@@ -78,20 +78,15 @@ def telling_instances(
     round; then one that neither solved; then one that both solved. With few tasks, more of each kind.
     """
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
-    newest_two = list(by_key.values())[-2:]
-    before, last = newest_two[0], newest_two[-1]  # the same agent if there is only one
+    last = [*by_key.values()][-1]
+    before = [*by_key.values()][-2:][0]  # the same agent if there is only one
     keys = [key for key in before if all(key in played for played in by_key.values())]
     order = [(False, True), (True, False), (False, False), (True, True)]
-
-    def kind(key: tuple) -> tuple:
-        task, *_ = key
-        return order.index((before[key].solved, last[key].solved)), task
-
-    kinds = grouped(keys, kind)
-    each = max(1, 12 // max(1, len({key[0] for key in keys})))
+    kinds = grouped(keys, lambda key: (order.index((before[key].solved, last[key].solved)), key[0]))
+    each = max(1, 12 // max(1, len({task for _, task in kinds})))
     ranked = sorted(kinds, key=lambda kind: kind[0])  # stable: tasks stay in their order
     shown = by_turns(kinds[kind][:each] for kind in ranked)
-    return len(keys), [{name: by_key[name][key] for name in by_key} for key in shown]
+    return len(keys), [{name: played[key] for name, played in by_key.items()} for key in shown]
 
 
 def by_turns(groups: Iterable[Sequence]) -> list:
@@ -122,8 +117,7 @@ def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> lis
         except EnvError as error:
             print(f"the report has no pictures: {error}")
         else:
-            lost = shots.count(None)
-            if lost:
+            if lost := shots.count(None):
                 print(f"the report lacks the pictures of {lost} of {len(shots)} episodes")
     taken = iter(shots)
     return [
@@ -175,13 +169,10 @@ def shown_instance(played: Mapping[str, tuple[Episode, Sequence[Shot] | None]]) 
     pictures: dict[bytes, int] = {}
     shown = {}
     for name, (episode, shots) in played.items():
-        seen = []  # the shots until a page differs
-        for turn, shot in zip(episode.turns, shots or ()):
-            if shot.text != turn.observation:
-                break
-            seen.append(shot)
-        if shots and len(seen) == len(episode.turns):
-            seen.append(shots[-1])
+        seen = list(shots or ())
+        same = [shot.text == turn.observation for shot, turn in zip(seen, episode.turns)]
+        if False in same:
+            seen = seen[: same.index(False)]  # the shots until a page differs
         numbers = [pictures.setdefault(shot.png, len(pictures)) for shot in seen]
         numbers += [None] * (len(episode.turns) + 1 - len(seen))
         turns = [

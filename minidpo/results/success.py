@@ -31,8 +31,6 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     >>> mcnemar_exact(1, 8)  # 2 · (1 + 9) / 2**9
     0.0390625
     """
-    if only_a < 0 or only_b < 0:
-        raise ValueError(f"counts must be >= 0, got {only_a} and {only_b}")
     n = only_a + only_b
     tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**n)
@@ -51,9 +49,10 @@ def summary(
     bad habit while a good one is a little more likely. trained_on: the first prompts of training. "new" then
     holds the rates on all other prompts, None if there are no others. cause: names why an episode failed.
     """
+    by_task = grouped(episodes, lambda e: e.task)
     rates = {
         "all": rates_of(episodes),
-        "tasks": rates_by_task(episodes),
+        "tasks": {task: rates_of(some) for task, some in by_task.items()},
         "reward_by_step": reward_by_step(episodes),
     }
     bands = {band: [e for e in episodes if difficulty(e) == band] for band in BANDS}
@@ -93,11 +92,6 @@ def difficulty(episode: Episode) -> str:
     page = episode.turns[0].observation if episode.turns else ""
     count = len(re.findall(r" \[\d+\]$", page, re.MULTILINE))
     return next(band for band, most in BANDS.items() if count <= most)
-
-
-def rates_by_task(episodes: Sequence[Episode]) -> dict[str, dict]:
-    """The rates of each task, in the tasks' order."""
-    return {task: rates_of(played) for task, played in grouped(episodes, lambda e: e.task).items()}
 
 
 def rates_of(episodes: Sequence[Episode]) -> dict:

@@ -28,16 +28,6 @@ AS_INSTALLED = {
     "make demo-nano": "minidpo train ef-dpo --config configs/nano.toml",
     "make demo": "minidpo train ef-dpo --config configs/demo.toml",
 }
-# options and what they are called in other commands and tools
-ALIKE = (
-    {"instances", "episodes"},
-    {"lr", "learning-rate"},
-    {"batch", "batch-size"},
-    {"steps", "max-steps"},
-    {"out", "output", "output-dir"},
-    {"rounds", "iterations"},
-    {"data", "dataset"},
-)
 
 
 def as_started(text: str) -> str:
@@ -51,7 +41,7 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     """The command's dataclass `kind` from `--config FILE` and flags.
 
     The file's values come first, so flags win. The two are checked together, because a required option may
-    stand in either. An error names the file if it alone is wrong too and the flags alone raise another one.
+    be in either; an error names the file.
     """
     file, file_flags, flags = split_config_file(arguments)
     names = Counter(
@@ -67,9 +57,9 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     try:
         return _parse_with_tyro(kind, [*file_flags, *flags], program, text)
     except ValueError as error:
-        if _error_of(kind, file_flags, program) and _error_of(kind, flags, program) != str(error):
-            raise ValueError(f"{file}: {error}") from None
-        raise
+        if file is None:
+            raise
+        raise ValueError(f"{file} and the flags beside it: {error}") from None
 
 
 def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
@@ -89,12 +79,9 @@ def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
     installed, configs/NAME is the one that came with it, unless there is such a file here."""
     file = Path(path)
-    if (
-        file.parts[:1] == ("configs",)
-        and not file.exists()
-        and (PACKAGED / Path(*file.parts[1:])).is_file()
-    ):
-        file = PACKAGED / Path(*file.parts[1:])
+    packaged = PACKAGED / Path(*file.parts[1:])
+    if file.parts[:1] == ("configs",) and not file.exists() and packaged.is_file():
+        file = packaged
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -130,20 +117,11 @@ def _flags(values: dict, prefix: str = "") -> Iterator[list[str]]:
             yield [f"--{prefix}{name}", *map(str, value if isinstance(value, list) else [value])]
 
 
-def _error_of(kind: type, arguments: list[str], program: str) -> str | None:
-    try:
-        _parse_with_tyro(kind, arguments, program, "")
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
     """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
     printed, program = io.StringIO(), as_started(program)
-    columns = (
-        {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}
-    )  # so that no word is broken
+    # so wide that no word is broken
+    columns = {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}
     try:
         with contextlib.redirect_stderr(printed), patch.dict(os.environ, columns):
             return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
@@ -152,44 +130,32 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
             sys.stdout.flush()
             raise
         text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
-        lines = [
-            line.strip("│| ") for line in text.splitlines()[1:]
-        ]  # without the frame and its title
-        problem, *sections = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
-        suggestion = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
-        similar = re.findall(suggestion, "\n".join(map(str.strip, sections)), re.MULTILINE) or [
-            option
-            for word in re.findall(r"--([\w-]+)", problem)
-            if "Unrecognized" in problem
-            for option in options_like(word, kind)
-        ]
-        hint = f" (is it {' or '.join(similar)}?)" if similar else ""
-        problem = (
-            " ".join(problem.split()).rstrip(".").removeprefix(f"Error parsing {kind.__name__}: ")
-        )
+        _, *lines = text.splitlines()  # the first one is the frame's title
+        inside = "\n".join(line.strip("│| ") for line in lines)
+        problem, *_ = filter(str.strip, re.split(r"[─╰╯+-]{4,}", inside))
+        hint = ""
+        if "Unrecognized" in problem:
+            near = [
+                o for word in re.findall(r"--[\w.-]+", problem) for o in options_like(word, kind)
+            ]
+            hint = f" (is it {' or '.join(near)}?)" if near else ""
+        problem = " ".join(problem.split()).rstrip(".")
+        problem = problem.removeprefix(f"Error parsing {kind.__name__}: ")
         raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
 
 
-def options_like(word: str, kind: type) -> list[str]:
-    """The options of a command that are named like `word`, or mean what it means in other commands or tools.
+def options_like(option: str, kind: type) -> list[str]:
+    """The options of a command whose own name, without that of their group, is nearly this one's.
 
-    >>> from minidpo.results.evaluate import EvaluateCommand; options_like("instances", EvaluateCommand)
+    >>> from minidpo.results.evaluate import EvaluateCommand; options_like("--episode", EvaluateCommand)
     ['--episodes']
     """
-    names = {o: o.rpartition(".")[2].lstrip("-") for o in option_names(kind)}
-    near = difflib.get_close_matches(word, names.values(), 1, 0.7)
-    return [
-        o
-        for o, name in names.items()
-        if name in near or any({word, name} <= alike for alike in ALIKE)
-    ]
-
-
-def option_names(kind: type) -> list[str]:
-    """All flags of a command."""
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         tyro.cli(kind, args=["--help"])
-    return list(dict.fromkeys(re.findall(r"--[\w.-]+", text.getvalue())))
+    options = dict.fromkeys(re.findall(r"--[\w.-]+", text.getvalue()))
+    names = {o: o.rpartition(".")[2].lstrip("-") for o in options}
+    near = difflib.get_close_matches(option.rpartition(".")[2].lstrip("-"), names.values(), 1, 0.7)
+    return [o for o, name in names.items() if name in near]
 
 
 def command_in(table: Mapping[str, object], name: str, what: str):
@@ -206,9 +172,8 @@ def _unread() -> bool:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python says so as it ends
+        # else Python says so as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False
 
@@ -220,24 +185,17 @@ def main(run: Callable[[list[str]], object]) -> None:
     torch.set_num_threads(torch.get_num_threads())
     gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
     try:
-        if odd := [word for word in sys.argv if any("\ud800" <= c <= "\udfff" for c in word)]:
-            raise ValueError(
-                f"{odd[0]!a} is no UTF-8, as which results are written: name it otherwise"
-            )
         with processes.process_group():
             run(sys.argv[1:])
             sys.stdout.flush()
-    except (
-        ValueError,
-        OSError,
-        torch.OutOfMemoryError,
-    ) as error:  # a wrong setting or input, disk, memory
+    # a wrong setting or input, the disk, memory
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if isinstance(error, BrokenPipeError) and _unread():
             sys.exit(128 + signal.SIGPIPE)
-        plan = " (train.py plan tells what needs memory)" * isinstance(
-            error, torch.OutOfMemoryError
-        )
-        print(f"error: {as_started(f'{error}{plan}')}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            text += " (train.py plan tells what needs memory)"
+        print(f"error: {as_started(text)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         print(f"stopped; {str(stop) or 'the same command goes on from here'}", file=sys.stderr)

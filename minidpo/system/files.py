@@ -33,17 +33,15 @@ def temporary_beside(path: Path) -> Path:
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. If the block succeeds, that file replaces `path` in one step."""
     path = Path(path)
-    path = (
-        path.resolve() if path.is_symlink() else path
-    )  # what the link points to is replaced, not the link
+    if path.is_symlink():  # what the link points to is replaced, not the link
+        path = path.resolve()
     temporary = temporary_beside(path)
     try:
         with named_in_errors(path):
             yield temporary
+            # otherwise a crash could leave the new name without its content
             with open(temporary, "rb+") as file:
-                os.fsync(
-                    file.fileno()
-                )  # otherwise a crash could leave the new name without its content
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

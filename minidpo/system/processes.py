@@ -23,12 +23,9 @@ from torch import Tensor, nn
 from minidpo.system.errors import first_line
 
 T = TypeVar("T")
-STEP_TIMEOUT = timedelta(
-    minutes=30
-)  # how long the ranks wait for each other within a training step
-PHASE_TIMEOUT = timedelta(
-    days=30
-)  # and while one still plays; the death of a rank is noticed at once
+# how long the ranks wait for each other within a training step, and while one still plays; the death of a
+# rank is noticed at once
+STEP_TIMEOUT, PHASE_TIMEOUT = timedelta(minutes=30), timedelta(days=30)
 GO_ON = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 

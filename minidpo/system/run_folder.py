@@ -27,85 +27,50 @@ from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "3"  # 3: instances in a random order within an epoch
-# Settings that change no result: places, how far a loop goes, and how much is computed at a time.
+# Settings that change no result: places, and how much is computed at a time.
 NOT_DECISIVE = {
     "out",
     "track",
     "explain",
     "export",
-    *(
-        f"machine.{name}"
-        for name in (
-            "micro_tokens",
-            "tree_tokens",
-            "depth_first",
-            "recompute",
-            "offload",
-            "cache",
-            "memory_gib",
-            "pages",
-            "page_tokens",
-        )
-    ),
-}
-BEGUN = (
-    "config.json",
-    "seconds.json",
-    ".lock",
-    "tracking-",
-    "tensorboard",
-)  # what a refused command may leave
-# Input files are compared by SHA-256, so a moved file is still the same run. Of a path, only whether it is
-# given is compared.
-COMPARED_BY = {
-    "data": "data_sha256",
-    "golden": "data_sha256",
-    "adapter": "adapter_sha256",
-    "adapters": "adapters_sha256",
-    "reference": "reference_sha256",
-    "failures": "failures_sha256",
+    "golden",  # is hashed with the data
+    "machine.micro_tokens",
+    "machine.tree_tokens",
+    "machine.depth_first",
+    "machine.recompute",
+    "machine.offload",
+    "machine.cache",
+    "machine.memory_gib",
+    "machine.pages",
+    "machine.page_tokens",
 }
 
 
 class RunFolder:
-    """The folder of one training. From `begin` on it belongs to this configuration and this process.
+    """The folder of one training. From `begin` on it belongs to this configuration and this process."""
 
-    defaults: what the settings are by default, for a run that was begun before some of them existed.
-    """
-
-    def __init__(self, folder: str | Path, config: dict, defaults: dict | None = None):
+    def __init__(self, folder: str | Path, config: dict):
         self.folder = Path(folder)
-        self.config, self.defaults = (
-            as_json(config),
-            as_json(defaults or {}),
-        )  # as read_settings returns them
+        self.config = as_json(config)  # as read_settings returns it
         self.metrics, self.state = self.folder / "metrics.jsonl", self.folder / "state.safetensors"
-        self.base, self.drawn = (
-            "",
-            "",
-        )  # fingerprint of the base's weights; tokens that dropout is drawn for
+        self.base = ""  # fingerprint of the base's weights
         self._lock = None
         self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
 
     def _check_settings(self) -> None:
-        """Raise ValueError if the folder holds a run with other settings, of which more is left than that it
-        was begun: a command that was refused leaves no more."""
+        """Raise ValueError if the folder holds a run with other settings that has made a step, or something
+        that is of no run."""
         if (self.folder / "config.json").is_file():
-            changed = changed_settings(read_settings(self.folder), self.config, self.defaults)
-            if changed and any(not path.name.startswith(BEGUN) for path in self.folder.glob("*")):
+            changed = changed_settings(read_settings(self.folder), self.config)
+            if changed and (self.metrics.exists() or self.state.exists() or self.finished):
                 raise ValueError(
                     f"{self.folder} holds a run with other settings ({changed}): give another "
                     "--out, or delete the folder"
                 )
-        elif self.state.is_file():
+        elif self.state.exists() or (self.folder / "adapter").exists():
             raise ValueError(
-                f"{self.state}: config.json, which says what run it belongs to, is missing; "
-                "delete it to start again"
-            )
-        elif (self.folder / "adapter").exists():
-            raise ValueError(
-                f"{self.folder / 'adapter'} is of no run in this folder: give another --out"
+                f"{self.folder} has no config.json, which says what run its files are of: give another --out"
             )
 
     @processes.by_rank_0
@@ -114,10 +79,6 @@ class RunFolder:
         if self._lock is None:
             self._lock = lock(self.folder)
             self._check_settings()  # another process may have written them since __init__
-            if self.finished:
-                raise ValueError(
-                    f"{self.folder}: another process has just finished it: start again"
-                )
         write_settings(self.folder, self.config)
         self.tracking.begin()
 
@@ -150,17 +111,12 @@ class RunFolder:
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
         """Save everything that the next step depends on, after `step` steps."""
         if self.metrics.is_file():
+            # the log of these steps must be on the disk before the state is
             with open(self.metrics, "rb+") as file:
-                os.fsync(
-                    file.fileno()
-                )  # the log of these steps must be on the disk before the state is
-        about = {
-            "step": str(step),
-            "base": self.base,
-            "drawn": self.drawn,
-            "version": STATE_VERSION,
-        }
-        metadata = {name: text for name, text in about.items() if text}
+                os.fsync(file.fileno())
+        metadata = {"step": str(step), "version": STATE_VERSION}
+        if self.base:
+            metadata["base"] = self.base
         write_weights(self.state, tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -177,11 +133,6 @@ class RunFolder:
                 raise ValueError(
                     f"{self.state}: its base had other weights or another dtype: go on "
                     "with the model and the device that it began with"
-                )
-            if metadata.get("drawn", self.drawn) != self.drawn:
-                raise ValueError(
-                    f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a "
-                    "time: go on with that --machine.micro-tokens"
                 )
             if metadata.get("sha256") != _checksum(metadata, tensors):
                 raise ValueError(f"{self.state}: not readable (its checksum is wrong)")
@@ -212,9 +163,7 @@ class RunFolder:
 
     @processes.by_rank_0
     def resync_finished(self) -> None:
-        """Bring a finished run up to date: record where its inputs lie now, and complete the tracker."""
-        if read_settings(self.folder) != self.config:
-            write_settings(self.folder, self.config)
+        """Bring a finished run up to date: no state is left, and the tracker is complete."""
         self.state.unlink(missing_ok=True)  # a kill may have come before `finish` did
         self.tracking.finish()
 
@@ -223,9 +172,7 @@ write_tensors = processes.by_rank_0(write_weights)  # one process writes, the ot
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    words = [
-        metadata[name] for name in ("step", "base", "drawn") if name in metadata
-    ]  # in older ones: step
+    words = [metadata[name] for name in ("step", "base") if name in metadata]
     return hashlib.sha256(" ".join([*words, fingerprint(tensors)]).encode()).hexdigest()
 
 
@@ -233,10 +180,8 @@ def lock(folder: Path) -> TextIO:
     """Lock a folder until the returned file is closed. Raises ValueError if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / ".lock", "a")
-    try:
-        fcntl.lockf(
-            file, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # the kernel frees it when the process ends
+    try:  # the kernel frees it when the process ends
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise ValueError(f"{folder}: another process is writing to it") from None
     return file
@@ -265,41 +210,30 @@ def records(folder: Path) -> list[dict]:
     return steps
 
 
-def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
-    """The decisive settings in which two configurations differ, with both values; "" if they agree. What the
-    old one lacks it had by default.
+def changed_settings(old: dict, new: dict) -> str:
+    """The decisive settings in which two configurations differ, with both values; "" if they agree. Of an input
+    the content decides: in place of a path NAME its hash NAME_sha256 is compared, so a moved file is the same.
 
     >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
     """
-    now = _decisive(new)
-    no_inputs = {
-        sha256: None for name, sha256 in COMPARED_BY.items() if name != sha256 and sha256 in new
-    }
-    by_default = {
-        name: value
-        for name, value in _decisive({**no_inputs, **(defaults or {})}).items()
-        if name in now
-    }
-    before = {**by_default, **_decisive(old)}
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return "; ".join(
-        f"{name.removesuffix('_sha256')} of other content"
-        if name.endswith("_sha256")
-        else f"{name} {before.get(name)}, now {now.get(name)}"
-        for name in changed
-    )
+    before, now = _decisive(old), _decisive(new)
+    found = []
+    for name in sorted({*before, *now}):
+        if before.get(name) == now.get(name):
+            continue
+        if name.endswith("_sha256"):
+            found.append(f"{name.removesuffix('_sha256')} of other content")
+        else:
+            found.append(f"{name} {before.get(name)}, now {now.get(name)}")
+    return "; ".join(found)
 
 
 def _decisive(config: dict) -> dict:
-    """The settings that decide a result, flat; a path that has a hash beside it becomes True or False."""
-    is_set = {
-        name: bool(config[name])
-        for name, sha256 in COMPARED_BY.items()
-        if {name, sha256} <= {*config}
-    }
+    """The settings that decide a result, flat."""
+    settings = flat({name: x for name, x in config.items() if f"{name}_sha256" not in config})
     return {
         name: value
-        for name, value in flat({**config, **is_set}).items()
+        for name, value in settings.items()
         if name not in NOT_DECISIVE and not name.endswith(".save_every")
     }

@@ -58,9 +58,8 @@ def write_weights(
             "data_offsets": [end, end := end + tensor.nbytes],
         }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (
-        -len(text) % 8
-    )  # so that all tensors lie aligned, of which the widest come first
+    # so that all tensors are aligned, of which the widest come first
+    text += b" " * (-len(text) % 8)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
@@ -69,17 +68,13 @@ def write_weights(
 
 def to_device(value, device: torch.device):
     """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
-    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
-        return (
-            value.pin_memory().to(device, non_blocking=True)
-            if device.type == "cuda"
-            else value.to(device)
-        )
-    return (
-        value._make(to_device(item, device) for item in value)
-        if hasattr(value, "_fields")
-        else value
-    )
+    if isinstance(value, Tensor):
+        if device.type == "cuda":  # pinned, or the copy would wait for all that the GPU has to do
+            return value.pin_memory().to(device, non_blocking=True)
+        return value.to(device)
+    if hasattr(value, "_fields"):
+        return value._make(to_device(item, device) for item in value)
+    return value
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:

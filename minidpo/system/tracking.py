@@ -6,15 +6,13 @@ fails before the work begins is an error. One that fails later is reported once,
 libraries are optional.
 """
 
-import atexit
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -25,14 +23,6 @@ from minidpo.system.result_file import read_result
 Tracker = Literal["mlflow", "tensorboard"]
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
-
-
-class Number(NamedTuple):
-    """One number of one line of metrics.jsonl."""
-
-    name: str
-    value: float
-    step: int
 
 
 class Tracking:
@@ -47,8 +37,8 @@ class Tracking:
         self.folder, self.title = folder.resolve(), str(folder)
         self.settings = flat({name: value for name, value in config.items() if name != "track"})
         self.note = self.folder / f"tracking-{self.name}.json"
-        self.store: MLflow | TensorBoard | None = None
-        self.failed, self.bytes_read = False, 0  # bytes_read: of metrics.jsonl
+        self.store: MLflow | TensorBoard | None = None  # the open one, until a call to it fails
+        self.failed, self.sent = False, 0  # sent: how many lines of metrics.jsonl
         if self.name:
             self._guarded(lambda: STORES[self.name](self.folder), fatal=True)
 
@@ -59,8 +49,8 @@ class Tracking:
 
     def sync(self) -> None:
         """Send the new lines of metrics.jsonl."""
-        if self.store is not None and not self.failed:
-            self._guarded(lambda: self.store.log(self._new_numbers()))
+        if self.store is not None:
+            self._guarded(self._send)
 
     def finish(self) -> None:
         """Send what is still missing, the result table and the files. Calling it again does no harm."""
@@ -84,7 +74,7 @@ class Tracking:
                     "what it missed at the end, or when the command is started again",
                     file=sys.stderr,
                 )
-            self.failed = True
+            self.failed, self.store = True, None
 
     def _open(self) -> None:
         """Resume the run that the note names if it is in this store, else begin a new one."""
@@ -95,25 +85,18 @@ class Tracking:
             run = note["run"] if note["where"] == store.where else None
         run = store.open(self.title, run, self.settings)
         write_json(self.note, {"version": VERSION, "where": store.where, "run": run})
-        self.store, self.bytes_read = store, 0
-        atexit.register(self._at_exit)
+        self.store, self.sent = store, 0
 
-    def _new_numbers(self) -> list[Number]:
-        """The numbers in the lines of metrics.jsonl that were not read yet."""
+    def _send(self) -> None:
         path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes()[self.bytes_read :] if path.is_file() else b""
-        self.bytes_read += len(lines)
-        return [
-            Number(name, value, record["step"])
-            for record in map(json.loads, lines.splitlines())
-            for name, value in record.items()
-            if name != "step" and isinstance(value, (int, float))
-        ]
+        lines = path.read_text().splitlines()[self.sent :] if path.is_file() else []
+        self.sent += len(lines)
+        self.store.log(list(map(json.loads, lines)))
 
     def _complete(self) -> None:
-        if self.store is None or self.failed:  # try again: the server may be back
+        if self.store is None:  # it failed, or was never open
             self._open()
-        self.store.log(self._new_numbers())
+        self._send()
         paths = [self.folder / name for name in FILES if (self.folder / name).exists()]
         result = self.folder / "result.json"
         agents = read_result(result)["agents"] if result.is_file() else {}
@@ -124,12 +107,7 @@ class Tracking:
         ]
         self.store.finish(rows, paths)
         print(f"tracked   {self.store.viewer}")
-        atexit.unregister(self._at_exit)
-        self.store, self.failed = None, False
-
-    def _at_exit(self) -> None:
-        with suppress(Exception):  # the process ends: nobody would read the error
-            self.store.close("KILLED")
+        self.store = None
 
 
 class MLflow:
@@ -142,7 +120,9 @@ class MLflow:
         from mlflow import MlflowClient
 
         self.client = MlflowClient()
-        self.where, self.result = self.client.tracking_uri, folder / "result.json"
+        self.where = self.viewer = self.client.tracking_uri
+        if not self.where.startswith("http"):
+            self.viewer = f"mlflow ui --backend-store-uri {self.where}"
         self.title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "minidpo")
         # raises if the store is not there
         self.experiment = self.client.get_experiment_by_name(self.title)
@@ -157,54 +137,38 @@ class MLflow:
             else:
                 experiment = self.client.create_experiment(self.title)
             run = self.client.create_run(experiment, run_name=name).info.run_id
-        self.run = run
-        stored = self.client.get_run(run)
-        # MLflow 3's first page leads to its tools for chat bots, which show no curves
-        page = f"/#/experiments/{stored.info.experiment_id}/runs?workflowType=machine_learning"
-        self.viewer = (
-            f"mlflow ui --backend-store-uri {self.where}   then open http://127.0.0.1:5000{page}"
-        )
-        if self.where.startswith("http"):
-            self.viewer = self.where + page
+        self.run, known = run, self.client.get_run(run).data
         self.client.update_run(run, "RUNNING")
-        new = [Param(k, str(v)) for k, v in settings.items() if k not in stored.data.params]
+        new = [Param(k, str(v)) for k, v in settings.items() if k not in known.params]
         for at in range(0, len(new), 100):  # MLflow takes 100 a call
             self.client.log_batch(run, params=new[at : at + 100])
         self.last = {}  # of each metric, the last step and its newest value
-        for metric in stored.data.metrics:
+        for metric in known.metrics:
             history = self.client.get_metric_history(run, metric)
-            newest = max(history, key=lambda m: (m.step, m.timestamp))
-            self.last[metric] = newest.step, newest.value
+            self.last[metric] = max((m.step, m.timestamp, m.value) for m in history)[::2]
         return run
 
-    def log(self, numbers: list[Number]) -> None:
-        """Add the numbers that the run lacks."""
+    def log(self, lines: list[dict]) -> None:
+        """Add the numbers that the run lacks, or of its last step others: an evaluation may be done twice."""
         from mlflow.entities import Metric
 
         now, new = int(1000 * time.time()), []
-        for name, value, step in numbers:
-            last_step, last_value = self.last.get(name, (-1, 0.0))
-            # an evaluation may be finished twice: then its only step has other numbers
-            is_other = step == last_step and value != last_value and self.result.is_file()
-            if step > last_step or is_other:
-                new.append(Metric(name, value, now, step))
+        for line in lines:
+            for name, value in numbers_in(line):
+                found, last = (line["step"], value), self.last.get(name, (-1, 0.0))
+                if found != last and found[0] >= last[0]:
+                    new.append(Metric(name, value, now, line["step"]))
+                    self.last[name] = found
         for at in range(0, len(new), 1000):  # MLflow takes 1,000 a call
             self.client.log_batch(self.run, metrics=new[at : at + 1000])
-        self.last |= {metric.key: (metric.step, metric.value) for metric in new}
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
         """Add the table of results and the files."""
-        if rows:  # in the format of log_table, which would add the rows once more when called again
-            content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-            self.client.log_dict(self.run, content, "results.json")
-            tables = '[{"path": "results.json", "type": "table"}]'
-            self.client.set_tag(self.run, "mlflow.loggedArtifacts", tables)
+        if rows:
+            self.client.log_text(self.run, as_table(rows), "results.md")
         for path in paths:
             self.client.log_artifact(self.run, str(path))
-        self.close("FINISHED")
-
-    def close(self, status: str) -> None:
-        self.client.set_terminated(self.run, status)
+        self.client.set_terminated(self.run)
 
 
 class TensorBoard:
@@ -214,30 +178,39 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard
 
         self.writer_class, self.where = SummaryWriter, str(folder / "tensorboard")
-        self.viewer = f"tensorboard --logdir {self.where}   then open http://127.0.0.1:6006"
+        self.viewer = f"tensorboard --logdir {self.where}"
 
     def open(self, name: str, run: str | None, settings: dict) -> None:
         """Purge the older events: `log` gets all lines again, so a torn event file loses none."""
         self.writer = self.writer_class(self.where, purge_step=0, flush_secs=10)
-        self._table("settings", [{"setting": key, "value": x} for key, x in settings.items()])
+        rows = [{"setting": key, "value": x} for key, x in settings.items()]
+        self.writer.add_text("settings", as_table(rows))
 
-    def log(self, numbers: list[Number]) -> None:
-        for name, value, step in numbers:
-            self.writer.add_scalar(name, value, step)
+    def log(self, lines: list[dict]) -> None:
+        for line in lines:
+            for name, value in numbers_in(line):
+                self.writer.add_scalar(name, value, line["step"])
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
         """Event files hold no other files."""
-        self._table("results", rows)
-        self.close("FINISHED")
-
-    def _table(self, name: str, rows: list[dict]) -> None:
         if rows:
-            lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-            self.writer.add_text(name, text)
-
-    def close(self, status: str) -> None:
+            self.writer.add_text("results", as_table(rows))
         self.writer.close()
+
+
+def as_table(rows: list[dict]) -> str:
+    """Rows of the same columns as Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def numbers_in(line: dict) -> list[tuple[str, float]]:
+    """The numbers of a line of metrics.jsonl."""
+    return [
+        (name, value)
+        for name, value in line.items()
+        if name != "step" and isinstance(value, (int, float))
+    ]
 
 
 STORES = {"mlflow": MLflow, "tensorboard": TensorBoard}

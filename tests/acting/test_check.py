@@ -58,14 +58,6 @@ def no_browser(monkeypatch, tmp_path):
     return {"world": "miniwob"}
 
 
-def no_mlflow(monkeypatch, tmp_path):
-    def absent(name):
-        raise checks.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(checks.importlib.metadata, "version", absent)
-    return {"track": "mlflow"}
-
-
 def old_pytorch(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     return {}
@@ -76,7 +68,6 @@ def old_pytorch(monkeypatch, tmp_path):
     [
         (small, "disk"),
         (no_browser, "miniwob"),
-        (no_mlflow, "MLflow"),
         (old_pytorch, "PyTorch"),
         (lambda *_: {"model": "nowhere/none.gguf"}, "model"),
         (lambda *_: {"needs": {"demo": NEEDS["large"]}}, "memory"),

@@ -38,7 +38,6 @@ def changed(**changes):
 @pytest.mark.parametrize(
     "jobs, policy, names",
     [
-        (changed(forced=STEPS[1:2]), {}, "forced steps"),
         (changed(forced=STEPS[:1], shots=("a", "b")), {}, "examples"),
         (changed(forced=STEPS[:1]), {"sampling": {"seed": 8}}, "script"),
         (changed(forced=STEPS[:1]), {"name": "other@1"}, "other@1"),

@@ -33,10 +33,9 @@ def test_instances_come_task_by_task_and_the_episodes_of_a_group_are_neighbours(
     [
         (lambda: split_instances(WORLD, {"a": 2, "b": 3}, "test", 98), "test"),
         (lambda: split_instances(WORLD, {"a": 1}, "train"), "'train'"),
-        (lambda: with_golden_steps([Job("stairs", 9, 0, 8)], [golden(1)], 1), "golden"),
-        (lambda: continuations(WORLD, [tiny.episode(task="strais")], 2), "did you mean stairs"),
-        (lambda: to_agent_states([Job("a", 3, 0, 5)], [golden(1)], 1), "state"),
-        (lambda: to_agent_states([Job("stairs", 1, 0, 5, shots=("x",))], [golden(1)], 1), "seed 1"),
+        (lambda: with_shots([Job("a", 1, 0, 8)], [golden(2)], 1), "a: 0 solved"),
+        (lambda: with_golden_steps([Job("stairs", 9, 0, 8)], [golden(1)]), "golden"),
+        (lambda: continuations(WORLD, [replace(golden(1), turns=())], 2), "step"),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_one_line(refused, names):
@@ -57,27 +56,16 @@ def test_each_episode_has_the_first_solved_examples_of_its_task_that_are_of_othe
     assert said == [["by 2", "by 4"]] * 2 + [["by 1", "by 2"]] * 2
 
 
-def test_each_instance_has_its_own_number_of_golden_steps_and_a_group_the_same(capsys):
-    demos = [*(golden(seed) for seed in range(40)), replace(golden(99), outcome="failed")]
-    jobs = [Job("stairs", seed, index, 8) for seed in range(40) for index in range(2)]
-    found = with_golden_steps([*jobs, Job("stairs", 99, 0, 8)], demos, seed=1)
-    assert [job._replace(forced=()) for job in found] == jobs  # 99 has no golden episode
-    assert "stairs seed 99" in capsys.readouterr().out
-    lengths = {}
-    for job in found:
-        assert job.forced == STEPS[: len(job.forced)]
-        lengths.setdefault(job.seed, set()).add(len(job.forced))
-    assert all(len(numbers) == 1 for numbers in lengths.values())
-    assert set.union(*lengths.values()) == {0, 1, 2}  # the last step is the agent's
-    assert with_golden_steps(jobs, demos, 1) == found != with_golden_steps(jobs, demos, 2)
-
-
-def test_a_group_explores_from_every_step_of_the_golden_episode_in_turn():
+def test_a_group_explores_from_every_step_of_the_golden_episode_in_turn(capsys):
     """Golden episodes of three steps and of one: the first is explored from its steps 2, 0, 1, 2 (episodes 5
     to 8), the other from the only step that it has."""
     jobs = [Job("stairs", seed, index, 8) for seed in (1, 2) for index in range(5, 9)]
-    found = with_golden_steps(jobs, [golden(1), golden(2, turns=1)], seed=1, which="every")
+    demos = [golden(1), golden(2, turns=1), replace(golden(99), outcome="failed")]
+    found = with_golden_steps([*jobs, Job("stairs", 99, 0, 8)], demos)
     assert [len(job.forced) for job in found] == [2, 0, 1, 2, 0, 0, 0, 0]
+    assert [job._replace(forced=()) for job in found] == jobs  # 99 has no golden episode
+    assert "stairs seed 99" in capsys.readouterr().out
+    assert all(job.forced == STEPS[: len(job.forced)] for job in found)
 
 
 @pytest.fixture

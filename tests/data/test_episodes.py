@@ -162,7 +162,7 @@ def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"reward": float("nan")}, "'reward' should hold a number"),
+        ({"reward": float("nan")}, "'reward' should be a number"),
         ({"reward": 1j}, "not JSON serializable"),
     ],
 )

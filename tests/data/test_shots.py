@@ -83,5 +83,5 @@ def test_a_file_keeps_them_and_older_ones_had_none(tmp_path):
         writer.add(tiny.episode(shots=("shown", "said")))
     assert read(tmp_path / "a.jsonl")[0].shots == ("shown", "said")
     assert Episode.from_json(tiny.episode().to_json().replace('"shots": [], ', "")).shots == ()
-    with pytest.raises(ValueError, match="'shots' should be list"):
+    with pytest.raises(ValueError, match="'shots' should be a list"):
         Episode.from_json(tiny.episode().to_json().replace('"shots": []', '"shots": "one"'))

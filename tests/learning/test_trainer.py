@@ -41,7 +41,7 @@ def toy(
     dropout=0.2,
     fail=None,
 ):
-    """A small fit with dropout by SGD and AdamW: the run and the net. `fail(step)` is asked before a step,
+    """A small fit with dropout by AdamW at two rates: the run and the net. `fail(step)` is asked before a step,
     `after(step)` behind its log."""
     net, x, y = start(dropout)
 
@@ -57,10 +57,12 @@ def toy(
         loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
-    optimizers = [
-        torch.optim.SGD([net[0].weight, net[2].weight], lr=0.05, momentum=0.9),
-        torch.optim.AdamW([net[0].bias, net[2].bias], lr=0.1),
-    ]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [net[0].weight, net[2].weight], "lr": 0.05},
+            {"params": [net[0].bias, net[2].bias], "lr": 0.1},
+        ]
+    )
 
     class Watched(RunFolder):
         def log(self, record):
@@ -71,7 +73,7 @@ def toy(
     train(
         run,
         net.train(),
-        optimizers,
+        optimizer,
         batches=batches,
         score=score,
         objective=objective,
@@ -126,8 +128,8 @@ def test_killed_before_a_step_or_after_its_log_the_run_goes_on_the_same_bit_for_
     assert log(run) == log(whole)
 
 
-def fit(folder, net, *optimizers, steps=1, seed=1, clip=100.0, pass_steps=None, **functions):
-    """Steps of SGD at rate 1, or of other optimizers, on the sum of the scores; all logged and kept."""
+def fit(folder, net, optimizer=None, *, steps=1, seed=1, clip=100.0, pass_steps=None, **functions):
+    """Steps of SGD at rate 1, or of another optimizer, on the sum of the scores; all logged and kept."""
     functions = {
         "batches": lambda step: [Rows([1], None, 1)],
         "objective": lambda rows, scores: (scores.sum(), {}),
@@ -135,8 +137,8 @@ def fit(folder, net, *optimizers, steps=1, seed=1, clip=100.0, pass_steps=None, 
     }
     options = Optimizer(steps=steps, warmup=0, clip=clip, save_every=1)
     settings = StepSettings(options, seed, "", pass_steps=pass_steps)
-    optimizers = optimizers or [torch.optim.SGD(net.parameters(), lr=1.0)]
-    train(RunFolder(folder, {}), net, optimizers, settings=settings, **functions)
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=1.0)
+    train(RunFolder(folder, {}), net, optimizer, settings=settings, **functions)
 
 
 @pytest.mark.parametrize("killed", [None, 2, 5, 6])

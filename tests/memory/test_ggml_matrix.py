@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from test_families import CASES, write_gguf
+from test_lora import trained
 
 from minidpo.memory import lora
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
@@ -84,12 +85,7 @@ def file(request, tmp_path):
 
 
 def with_adapter(model):
-    lora.attach(
-        model.requires_grad_(False), lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0)
-    )
-    for n, weight in enumerate(lora.parameters(model)):
-        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(n))
-    return model
+    return trained(model.requires_grad_(False), lora.LoRAConfig(rank=2))
 
 
 def logits_and_gradients(model):

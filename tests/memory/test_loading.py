@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from test_lora import trained as with_effect
 
 from minidpo.memory import loading, lora
 from minidpo.memory import machine as machines
 from minidpo.memory.frozen import FrozenLinear
-from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
@@ -31,11 +31,7 @@ def with_adapter(base, machine, folder):
     """A model with an adapter that does something, and the adapter's folder."""
     model = loading.open_model(base, machine)
     made_for = fingerprint(model.state_dict())
-    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
-    with torch.no_grad():
-        for layer in lora.layers(model).values():
-            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
-    lora.save(model, folder, base, made_for)
+    lora.save(with_effect(model), folder, base, made_for)
     return model
 
 
@@ -61,9 +57,8 @@ def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(
     )
     assert torch.equal(asked(IDS), named(IDS))
     other = replace(auto, dtype={"float32": "bfloat16", "bfloat16": "float32"}[dtype])
-    with pytest.raises(
-        ValueError, match="made for another base"
-    ):  # what is asked for is not changed
+    # what is asked for is not changed
+    with pytest.raises(ValueError, match="made for another base"):
         loading.open_policy(base, tmp_path, other)
     assert loading.as_trained(auto, None) == auto
 
@@ -97,9 +92,8 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
         loading.open_policy(base, tmp_path / "one", replace(HERE, act_dtype="bfloat16")),
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
-    monkeypatch.setattr(
-        loading, "merge", lambda model, dtype: None
-    )  # as if another processor had merged
+    # as if another processor had merged
+    monkeypatch.setattr(loading, "merge", lambda model, dtype: None)
     assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
 
 
@@ -107,7 +101,7 @@ def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(bas
     trained = with_adapter(base, NF4, tmp_path)
     acting, *_ = loading.open_policy(base, tmp_path, NF4)
     assert not tiny.is_quantised(acting) and not lora.layers(acting)
-    torch.testing.assert_close(acting(IDS), trained(IDS))
+    torch.testing.assert_close(acting(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(pack(acting)(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
 
 
@@ -122,16 +116,12 @@ def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(ba
 
 def test_weights_that_alone_are_too_much_are_not_loaded(base, monkeypatch):
     monkeypatch.setattr(loading, "open_model", lambda *_: pytest.fail("loaded the model"))
-    with pytest.raises(
-        ValueError, match="weights alone take 0 MiB, but there are 0: use --machine.quantize"
-    ):
+    with pytest.raises(ValueError, match="--machine.quantize"):
         loading.open_policy(base, None, replace(HERE, memory_gib=1e-6))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     folder = tiny.checkpoint(tmp_path / "base")
     checkpoint.save(tiny.model(vocab=300), folder)
-    with pytest.raises(
-        ValueError, match="tokenizer.json has tokens up to .*, but vocab_size .* is 300"
-    ):
+    with pytest.raises(ValueError, match="tokenizer.json has tokens .* 300"):
         loading.open_chat(str(folder))

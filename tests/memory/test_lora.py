@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from minidpo.memory import lora
-from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
+from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach
 from minidpo.model import checkpoint
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.tensors import fingerprint
@@ -78,17 +78,6 @@ def test_a_fresh_adapter_is_bitwise_the_base(seed, config, dtype):
 
 @given(seeds, configs)
 @few
-def test_merging_changes_nothing_but_the_shape_of_the_model(seed, config):
-    model = trained(tiny(seed), config, seed)
-    before = logits(model)
-    merge(model)
-    assert lora.layers(model) == {} and model.state_dict().keys() == tiny().state_dict().keys()
-    torch.testing.assert_close(logits(model), before, rtol=1e-10, atol=1e-10)
-    assert not torch.allclose(logits(tiny(seed)), before)
-
-
-@given(seeds, configs)
-@few
 def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
     model = tiny(seed)
     maps = lora.targets(model, config)
@@ -114,20 +103,15 @@ def test_a_is_drawn_uniformly_within_one_over_root_in_and_b_is_zero():
     assert abs(float(layer.lora_A.detach().std()) - bound / math.sqrt(3)) < 0.02 * bound
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dtype):
+def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base():
     drawn = []
-    for noise in (0, 1):
-        torch.manual_seed(noise)
+    for dtype in (torch.float32, torch.bfloat16):
         model = tiny(0, dtype)
-        torch.manual_seed(noise)
+        torch.manual_seed(len(drawn))
         attach(model, LoRAConfig(rank=2), generator(7))
         drawn.append(lora.adapter_tensors(model))
     assert fingerprint(drawn[0]) == fingerprint(drawn[1])
     assert {tensor.dtype for tensor in drawn[0].values()} == {torch.float32}
-    other = tiny(0, torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
-    attach(other, LoRAConfig(rank=2), generator(7))
-    assert fingerprint(lora.adapter_tensors(other)) == fingerprint(drawn[0])
 
 
 def test_dropout_acts_on_the_input_of_a_in_training_only():
@@ -178,43 +162,34 @@ def refused(model, folder, says):
     with pytest.raises(ValueError, match=says) as caught:
         lora.load(model, folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
-    assert lora.layers(model) == {} and all(
-        p.requires_grad for p in model.parameters()
-    )  # untouched
+    untouched = all(p.requires_grad for p in model.parameters())
+    assert untouched and lora.layers(model) == {}
 
 
 def test_an_adapter_for_another_base_is_refused(saved):
-    refused(tiny(seed=1), saved, "made for another base: its weights are not this")
-    refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or --machine.dtype or")
-    refused(
-        tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter"
-    )
-    refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
+    refused(tiny(seed=1), saved, "made for another base")
+    refused(tiny(dtype=torch.float32), saved, "made for another base: .*--machine.dtype")
+    refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2")
+    refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1")
     wider = Transformer(ModelConfig(11, 32, 24, 2, 4, 2))
-    refused(
-        wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model"
-    )
+    refused(wider, saved, r"another base: tensor .* \(3, 16\) .* \(3, 32\)")
 
 
 @pytest.mark.parametrize(
     "key, value",
     [
         ("peft_type", "IA3"),
-        ("peft_type", None),
         ("use_dora", True),
         ("lora_bias", True),
         ("modules_to_save", ["lm_head"]),
         ("rank_pattern", {"q_proj": 4}),
-        ("alpha_pattern", {"q_proj": 4}),
         ("fan_in_fan_out", True),
         ("layers_to_transform", [0]),
         ("init_lora_weights", "pissa"),
         ("bias", "lora_only"),
-        ("trainable_token_indices", [3]),
         ("invented_in_2031", True),
         ("target_modules", "all-linear"),
         ("r", "8"),
-        ("r", None),
         ("lora_alpha", None),
         ("target_modules", ["q_proj", 1]),
     ],
@@ -256,31 +231,11 @@ def test_an_adapter_that_peft_wrote_is_read_as_it_is(oracles):
     assert torch.equal(logits(model), base)  # B is zero before training
 
 
-def peft_of(model, folder):
-    """PEFT's own model on transformers' own, of the same weights."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    checkpoint.save(model, folder)
-    return peft, transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-
-def test_peft_reads_our_adapter_and_computes_our_logits_and_merge(tmp_path):
-    model = tiny(dtype=torch.float32)
-    peft, theirs = peft_of(model, tmp_path / "base")
-    trained(model, LoRAConfig(rank=3, alpha=5.5, targets=("q_proj", "v_proj", "down_proj")))
-    lora.save(
-        model, tmp_path / "adapter", str(tmp_path / "base"), fingerprint(lora.base_tensors(model))
-    )
-    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
-    torch.testing.assert_close(theirs(IDS).logits, logits(model), rtol=1e-5, atol=1e-5)
-    whole = theirs.merge_and_unload().state_dict()
-    merge(model)
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, whole[name], rtol=1e-6, atol=1e-6)
-
-
 def test_we_read_the_adapter_of_peft_and_compute_its_logits_and_gradients(tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model = tiny(dtype=torch.float32)
-    peft, theirs = peft_of(model, tmp_path / "base")
+    checkpoint.save(model, tmp_path / "base")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     config = peft.LoraConfig(
         r=4,
         lora_alpha=7,

@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.data.batch import batch_scores, collate
-from minidpo.memory import advice, lora, plan
+from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.advice import longest
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (
     GIB,
     MIB,
     Machine,
-    memory_now,
-    row_length,
 )
 from minidpo.memory.plan import (
     PUBLISHED,
@@ -44,9 +41,6 @@ ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
 SMALL = ModelConfig(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-LITTLE = ModelConfig(
-    4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096
-)  # planned 15 times as fast
 LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
 
 
@@ -58,10 +52,6 @@ def setup(
 
 def seven(machine=LAPTOP, optimizer="adamw8bit", config=SEVEN):
     return setup(config, machine, optimizer, torch.bfloat16, cuda=True)
-
-
-def little(machine=LAPTOP, optimizer="adamw8bit"):
-    return seven(machine, optimizer, LITTLE)
 
 
 # the bytes of a block, counted on the meta device
@@ -298,56 +288,6 @@ def test_a_7b_in_nf4_is_counted_term_by_term():
     assert plan.held["optimizer"] == pytest.approx(trained * (2 + 8 / 256), rel=1e-4)
     assert plan.held["block inputs"] == 28 * 2048 * 3584 * 2
     assert plan.peak < 6.5 * GIB
-
-
-@few
-@given(st.booleans(), st.integers(1, 64))
-def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
-    given = setup(cuda=True)
-    whole = [
-        step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)
-    ]
-    limit = whole[0] + (whole[1] - whole[0]) * share / 65
-    n = longest(given, limit, pair)
-    tokens = [row_length((1 + pair) * m) for m in (n, n + advice.STEP)]
-    fits, not_any_more = (step_plan(given, Load(1, t, t, pair)).peak for t in tokens)
-    assert fits <= limit < not_any_more
-
-
-def test_a_plan_costs_no_memory():
-    before = memory_now()
-    step_plan(seven(), Load(1, 2048, 2048))
-    assert memory_now() - before < 200 * MIB
-
-
-# what it says
-
-
-def test_each_setting_that_is_named_saves_what_is_said():
-    given = little(Machine(device="cuda", quantize="nf4"), "adamw")
-    saved = advice.savings(given, plan.dpo_load)
-    before = step_plan(given, plan.dpo_load(given.machine)).peak
-    machine = replace(given.machine, recompute=True)
-    other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
-    assert before - other > 0
-    assert saved["--machine.recompute"] == pytest.approx(
-        before - other, abs=4096
-    )  # NF4's tables, made once
-    assert "--machine.quantize nf4" not in saved  # it is set
-    halved = replace(given.machine, micro_tokens=384, tree_tokens=1024)
-    for name, changed in (
-        ("the option optimizer = adamw8bit", given._replace(optimizer="adamw8bit")),
-        ("an adapter of rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
-        (
-            "--machine.micro-tokens 384 with --machine.tree-tokens 1024",
-            given._replace(machine=halved),
-        ),
-    ):
-        less = step_plan(changed, plan.dpo_load(changed.machine)).peak
-        assert saved.get(name, 0) == pytest.approx(
-            max(0, before - less), abs=2**19
-        )  # less is not named
-    assert len(saved) >= 3
 
 
 # shapes

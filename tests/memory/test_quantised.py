@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from test_lora import trained
 from test_nf4 import Large
 from test_tree import trajectories
 
@@ -22,11 +23,8 @@ from minidpo.model import checkpoint
 from minidpo.system.tensors import fingerprint
 
 V = 53
-ODD = {
-    "vocab": V,
-    "hidden_size": 24,
-    "intermediate_size": 37,
-}  # 888 weights: 13 blocks and a piece of one
+# 888 weights: 13 blocks and a piece of one
+ODD = {"vocab": V, "hidden_size": 24, "intermediate_size": 37}
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 KINDS = [FrozenLinear, FrozenTable]
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,32 +83,18 @@ def test_each_tensor_is_what_encode_makes_of_the_plain_one(tmp_path, stored, tie
 @pytest.mark.parametrize(
     "name",
     [
-        "model.embed_tokens.weight",
         "lm_head.weight",
-        "model.norm.weight",
         "model.layers.1.mlp.up_proj.weight",
         "model.layers.0.self_attn.q_proj.bias",
     ],
 )
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path, name, value):
     path = write(tmp_path, tie_word_embeddings=False) / "model.safetensors"
     weight = load_file(path)[name]
     weight.view(-1)[-1] = value
     edit(path, **{name: weight})
-    refused(
-        f"model.safetensors: tensor {name} holds values that are not finite",
-        tmp_path,
-        torch.float32,
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-def test_weights_that_are_codes_already_are_refused_by_name(folder, dtype):
-    name = "model.layers.1.mlp.up_proj.weight"
-    weight = load_file(folder / "model.safetensors")[name].to(dtype)
-    edit(folder / "model.safetensors", **{name: weight})
-    refused(f"tensor {name} is .*, expected floating point", folder, torch.float32)
+    refused(f"model.safetensors: tensor {name} .* not finite", tmp_path, torch.float32)
 
 
 # the cache
@@ -134,13 +118,7 @@ def test_a_second_load_reads_the_same_from_the_cache_alone(tmp_path, monkeypatch
 def test_stopped_at_any_file_the_next_load_completes_the_cache(folder, tmp_path, monkeypatch):
     whole = load_quantised(folder, torch.float32, cache=tmp_path / "whole")
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert names == [
-        "index.json",
-        "model.embed_tokens.safetensors",
-        "model.layers.0.safetensors",
-        "model.layers.1.safetensors",
-        "model.norm.safetensors",
-    ]
+    assert len(names) == 5
     replace = os.replace
     for n in range(len(names)):
         cache, done = tmp_path / f"stopped-{n}", []
@@ -157,14 +135,10 @@ def test_stopped_at_any_file_the_next_load_completes_the_cache(folder, tmp_path,
         monkeypatch.undo()
         assert len(list(cache.iterdir())) == n and not (cache / "index.json").exists()
         assert same(load_quantised(folder, torch.float32, cache=cache), whole)
-        assert same(load_quantised(folder, torch.float32, cache=cache), whole)
-        assert {name: data for name, (data, _) in content(cache).items()} == {
-            name: data for name, (data, _) in content(tmp_path / "whole").items()
-        }
-
-
-def other_weights(folder, monkeypatch):
-    write(folder, seed=2)
+        assert all(
+            (cache / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+            for name in names
+        )
 
 
 def other_weights_of_the_same_date(folder, monkeypatch):
@@ -174,10 +148,6 @@ def other_weights_of_the_same_date(folder, monkeypatch):
     data[-100] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def same_weights_of_another_date(folder, monkeypatch):
-    os.utime(folder / "model.safetensors", ns=(0, 0))
 
 
 def other_config(folder, monkeypatch):
@@ -192,11 +162,9 @@ def other_version(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        other_weights,
         other_weights_of_the_same_date,
         other_config,
         other_version,
-        same_weights_of_another_date,
     ],
 )
 def test_a_cache_of_something_else_is_refused_and_left_as_it_is(
@@ -206,57 +174,28 @@ def test_a_cache_of_something_else_is_refused_and_left_as_it_is(
     load_quantised(folder, torch.float32, cache=cache)
     before = content(cache)
     change(folder, monkeypatch)
-    refused(
-        f"{cache}: holds quantised weights of another checkpoint .* or of another version",
-        folder,
-        torch.float32,
-        cache=cache,
-    )
+    refused(f"{cache}: .* another checkpoint", folder, torch.float32, cache=cache)
     assert content(cache) == before
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "junk"])
-@pytest.mark.parametrize("part", ["model.embed_tokens", "model.layers.1", "model.norm"])
-def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, part, damage):
-    path = tmp_path / "cache" / f"{part}.safetensors"
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "junk", "flipped"])
+def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, damage):
+    path = tmp_path / "cache" / "model.layers.1.safetensors"
     model = load_quantised(folder, torch.float32, cache=tmp_path / "cache")
     data = path.read_bytes()
-    path.write_bytes({"empty": b"", "cut": data[:-1], "junk": b"\xff" * len(data)}.get(damage, b""))
     if damage == "gone":
         path.unlink()
-    refused(
-        f"^{path}: not a complete safetensors file .*; delete the folder {path.parent},",
-        folder,
-        torch.float32,
-        cache=tmp_path / "cache",
-    )
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        broken = {"empty": b"", "cut": data[:-1], "junk": b"\xff" * len(data), "flipped": flipped}
+        path.write_bytes(broken[damage])
+    says = f"^{path}: .*; delete the folder {path.parent},"
+    refused(says, folder, torch.float32, cache=tmp_path / "cache")
     shutil.rmtree(tmp_path / "cache")
     assert same(load_quantised(folder, torch.float32, cache=tmp_path / "cache"), model)
 
 
-def test_a_flipped_bit_is_noticed_and_a_cache_without_checksums_is_read(folder, tmp_path):
-    cache = tmp_path / "cache"
-    model = load_quantised(folder, torch.float32, cache=cache)
-    path = cache / "model.layers.1.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    refused(
-        f"^{path}: is damaged, .*; delete the folder {cache},", folder, torch.float32, cache=cache
-    )
-    data[-1] ^= 1
-    path.write_bytes(data.replace(b'"crc32"', b'"older"'))  # what earlier versions wrote
-    assert same(load_quantised(folder, torch.float32, cache=cache), model)
-
-
 # the model
-
-
-def adapted(model, rank=3):
-    lora.attach(model, lora.LoRAConfig(rank=rank), torch.Generator().manual_seed(0))
-    for layer in lora.layers(model).values():
-        torch.nn.init.normal_(layer.lora_B, std=0.05, generator=torch.Generator().manual_seed(1))
-    return model
 
 
 def plain(model):
@@ -294,7 +233,7 @@ def test_scores_and_gradients_of_an_adapter_are_those_on_the_expanded_model_bit_
 ):
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
     results = []
-    for model in (adapted(plain(quantised)), adapted(quantised)):
+    for model in (trained(plain(quantised)), trained(quantised)):
         scores = batch_scores(model, collate([trajectories(5, 4)]))
         scores.sum().backward()
         results.append([scores.detach(), *gradients(model)])
@@ -304,7 +243,7 @@ def test_scores_and_gradients_of_an_adapter_are_those_on_the_expanded_model_bit_
 def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatch):
     monkeypatch.setattr(minidpo.model.head, "TILE", 5 * ODD["hidden_size"])
     monkeypatch.setattr(nf4, "TILE", 128)
-    model = adapted(load_quantised(folder, torch.bfloat16), rank=1)
+    model = trained(load_quantised(folder, torch.bfloat16), lora.LoRAConfig(rank=1))
     smallest = min(
         module.weight.numel() for module in model.modules() if type(module) is FrozenLinear
     )
@@ -318,7 +257,7 @@ def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatc
 def test_an_adapter_made_for_a_quantised_base_is_for_that_base_alone(folder, tmp_path):
     base = load_quantised(folder, torch.float32)
     made_for = fingerprint(base.state_dict())
-    model = adapted(copy.deepcopy(base))
+    model = trained(copy.deepcopy(base))
     assert fingerprint(lora.base_tensors(model)) == made_for
     lora.save(model, tmp_path / "adapter", "some/base", made_for)
     again = copy.deepcopy(base)
@@ -329,14 +268,3 @@ def test_an_adapter_made_for_a_quantised_base_is_for_that_base_alone(folder, tmp
     for other in (load_quantised(write(tmp_path / "other", seed=2), torch.float32), plain(base)):
         with pytest.raises(ValueError, match="made for another base"):
             lora.load(other, tmp_path / "adapter")
-
-
-def test_an_adapter_is_not_merged_into_codes_but_into_what_they_are_expanded_to(folder):
-    model = adapted(load_quantised(folder, torch.float32))
-    with pytest.raises(AssertionError, match="a quantised base takes no update"):
-        lora.merge(model)
-    wanted = model(IDS).detach()
-    expand(model)
-    lora.merge(model)
-    assert lora.layers(model) == {}
-    torch.testing.assert_close(model(IDS), wanted, rtol=1e-4, atol=1e-4)

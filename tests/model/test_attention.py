@@ -70,31 +70,6 @@ def test_any_mask_in_blocks_is_all_scores_at_once(seed, shape):
     torch.testing.assert_close(found, by_hand(*inputs, mask), rtol=1e-9, atol=1e-12)
 
 
-@given(seeds, shapes)
-@few
-def test_without_a_mask_the_blocks_are_causal(seed, shape):
-    (B, (H, K), T, _), generator = shape, torch.Generator().manual_seed(seed)
-    causal = torch.ones(B, T, T, dtype=torch.bool).tril()
-    inputs = numbers(generator, B, H, K, T, T)
-    found = with_gradients(*inputs, query_blocks(None, torch.zeros(B, T, 1, dtype=torch.float64)))
-    torch.testing.assert_close(found, by_hand(*inputs, causal), rtol=1e-9, atol=1e-12)
-
-
-@given(seeds, st.integers(2, 6), st.integers(1, 9))
-@few
-def test_what_no_query_of_a_block_sees_is_not_read(seed, branches, T):
-    """A mask would multiply: 0 times not-a-number is not a number."""
-    mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
-    q, k, v, _ = numbers(generator, 1, 2, 1, *mask.shape[1:])
-    seen = mask[0, -1]  # by the last branch's end
-    first = len(seen) - (len(seen) % 4 or 4)  # of its block
-    unseen = ~mask[0, first:].any(0)
-    spoiled = [t.masked_fill(unseen[:, None], torch.nan) for t in (k, v)]
-    parts = query_blocks(mask, torch.zeros(1, len(seen), 1, dtype=torch.float64))
-    y = attend(q, *spoiled, parts)[:, :, first:]
-    torch.testing.assert_close(y, attend(q, k, v, parts)[:, :, first:], rtol=0, atol=0)
-
-
 def test_a_tree_of_eight_branches_costs_less_than_a_third_of_its_square():
     mask = a_tree(8, 16)
     T = mask.shape[1]

@@ -9,13 +9,10 @@ import pytest
 import tiny
 import torch
 
-from minidpo.memory import lora
-from minidpo.memory.machine import Machine
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load, locate, read_config, save
 from minidpo.model.gguf_file import NAMES
-from minidpo.results.publish import export_merged
 from minidpo.system.tensors import write_weights
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -139,28 +136,6 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, name):
     assert read_config(path)[0].tie_word_embeddings == case["config"]["tie_word_embeddings"]
 
 
-def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_path):
-    case, tokens = CASES["qwen2"], tiny.chat().tokenizer.get_vocab_size()
-    case = {**case, "shapes": {**case["shapes"], "model.embed_tokens.weight": [tokens, 32]}}
-    base, machine = write_gguf(tmp_path / "base.gguf", case), Machine(device="cpu", dtype="float32")
-    model = load(base).requires_grad_(False)
-    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0))
-    for weight in lora.parameters(model):
-        torch.nn.init.normal_(
-            weight, std=0.3, generator=torch.Generator().manual_seed(weight.numel())
-        )
-    lora.save(model, tmp_path / "adapter", str(base))
-    export_merged(str(base), tmp_path / "adapter", machine, tmp_path / "merged")
-    ids = torch.tensor([CASES["qwen2"]["ids"]])
-    torch.testing.assert_close(load(tmp_path / "merged")(ids), model(ids))
-    merged, chat = Chat.load(tmp_path / "merged"), Chat.load(base)
-    asked = [Message("user", "naïve 12 <|im_end|>")]
-    assert (
-        merged.prompt(asked) == chat.prompt(asked)
-        and merged.system == chat.system == "You are small."
-    )
-
-
 @pytest.mark.parametrize(
     "split, numbers, composed",
     [
@@ -214,11 +189,8 @@ def test_smollm2_says_what_transformers_says_and_loses_no_page_to_a_byte_that_it
     assert chat.prompt([Message("user", theirs["question"])]) == theirs["prompt"]
     assert chat.decode(chat.encode("a\x04b\x13c")) == "abc"
     two_spaces = chat.tokenizer.token_to_id("ĠĠ")
-    assert chat.encode("a  12")[1:] == [
-        two_spaces,
-        *chat.encode("1"),
-        *chat.encode("2"),
-    ]  # digits first
+    digits_first = [two_spaces, *chat.encode("1"), *chat.encode("2")]
+    assert chat.encode("a  12")[1:] == digits_first
     model = load(path).requires_grad_(False)
     logits = model.head(model(torch.tensor([theirs["prompt"]])))[0, -1]
     torch.testing.assert_close(logits[:64], torch.tensor(theirs["logits"]), rtol=0, atol=1e-4)

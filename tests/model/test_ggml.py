@@ -24,13 +24,6 @@ def test_any_bytes_mean_the_same_numbers(name, seed, rows, blocks):
     assert ggml.is_finite(ggml.FORMATS[name], torch.from_numpy(stored)) == finite
 
 
-@pytest.mark.parametrize("name, dtype", [("F32", np.float32), ("F16", np.float16)])
-def test_plain_numbers_are_themselves(name, dtype):
-    numbers = np.random.default_rng(1).standard_normal((3, 40)).astype(dtype)
-    stored = torch.from_numpy(numbers.view(np.uint8))
-    assert np.array_equal(ggml.decode(name, stored).numpy(), numbers.astype(np.float32))
-
-
 def test_bfloat16_is_the_upper_half_of_a_float():
     numbers = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(ggml.decode("BF16", numbers.view(torch.uint8)), numbers.float())

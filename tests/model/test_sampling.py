@@ -23,12 +23,11 @@ from minidpo.model.step_graphs import StepGraphs
 
 V, STOP = 23, 4
 MODEL = tiny.model(vocab=V)
-EXACT = tiny.model(
-    vocab=V, dtype=torch.float64
-)  # for laws of which rounding must not be an exception
+# for laws of which rounding must not be an exception
+EXACT = tiny.model(vocab=V, dtype=torch.float64)
 PACKED = pack(tiny.model(vocab=V, intermediate_size=64))  # widths of whole vectors, as Qwen2's are
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=25)
+few = settings(max_examples=settings.default.max_examples // 6)
 without_guesses = mock.patch.object(Guesses, "next", lambda *_: ())
 
 
@@ -68,9 +67,8 @@ def test_a_batch_one_by_one_and_a_plain_pass_without_a_cache_say_the_same(temper
     assert ids_of(together) == ids_of(alone) == [ids for ids, _ in expected]
     for answer, (_, logps) in zip(together, expected):
         assert answer.logps == pytest.approx(logps, abs=1e-5)
-    assert (
-        temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1
-    )  # rows end at different times
+    # rows end at different times
+    assert temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1
 
 
 @few
@@ -120,6 +118,7 @@ def read_sizes(call):
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@settings(max_examples=settings.default.max_examples // 3)
 @given(seeds, st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
 def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(seed, sizes, data):
     """Answers, log-probs and all: in one run all rows are asked at once, in the other one at a time."""
@@ -127,11 +126,9 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
     sampler, answers = Sampler(PACKED, len(sizes), STOP), {}
     for row in data.draw(st.permutations(range(len(sizes)))):
-        other = (
-            (requests[row].ids[0] + 1) % V,
-            *requests_of(seed + 1, [data.draw(st.integers(1, 50))])[0].ids,
-        )
-        sampler.ask(row, Request(other, requests[row].uniforms))  # dropped in mid-answer
+        # dropped in mid-answer
+        (other,) = requests_of(seed + 1 + row, [data.draw(st.integers(1, 50))])
+        sampler.ask(row, other)
         for _ in range(data.draw(st.integers(0, 3))):
             answers |= sampler.step()
         sampler.ask(row, requests[row])
@@ -158,7 +155,7 @@ def step_of(model, cache, ids, rows):
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 12)
 @given(seeds, st.integers(1, 64), st.sampled_from([60, 500, 4000]), st.sampled_from([1, 2, 3, 5]))
 @torch.inference_mode()
 def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_up_to_64(
@@ -191,17 +188,12 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
     prefix, *rest = (r.ids for r in requests_of(seed, [start, *sizes]))
     uniforms = [r.uniforms for r in requests_of(seed + 1, [1] * (2 * len(sizes)))]
     asked = [Request((*prefix, *ids), u) for ids, u in zip(rest * 2, uniforms)]  # each prompt twice
-    sampler, again, answers = (
-        Sampler(EXACT, len(asked), STOP, prefix=prefix),
-        {r.ids for r in asked},
-        [],
-    )
+    sampler, answers = Sampler(EXACT, len(asked), STOP, prefix=prefix), []
     reads = read_sizes(lambda: answers.extend(all_of(sampler, asked)))
     assert ids_of(answers) == [generate(EXACT, [request], STOP)[0].ids for request in asked]
-    assert [shape for shape in reads if shape[0] == 1][: len(again)] == [
-        (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)
-    ]
-    assert all(shape[1] == 1 for shape in reads[len(again) :])
+    unlike = list(dict.fromkeys(r.ids for r in asked))
+    assert reads[: len(unlike)] == [(1, len(ids) - start) for ids in unlike]
+    assert all(shape[1] == 1 for shape in reads[len(unlike) :])
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
@@ -301,26 +293,14 @@ def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more)
 
 def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     requests = requests_of(2, [3, 9, 1, 6], budget=10)
-    answers = generate(
-        MODEL, requests, STOP, temperature=0.7
-    )  # they are of temperature 1 all the same
+    # they are of temperature 1 all the same
+    answers = generate(MODEL, requests, STOP, temperature=0.7)
     rows = [
         Dialogue([*r.ids, *a.ids], [-1] * len(r.ids) + [0] * len(a.ids))
         for r, a in zip(requests, answers)
     ]
     trained = batch_logps(MODEL, collate([row] for row in rows))
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
-
-
-@few
-@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
-    requests = [requests_of(seed + i, [2], budget)[0] for i, budget in enumerate(budgets)]
-    for answer, request in zip(generate(MODEL, requests, STOP), requests):
-        assert 1 <= len(answer.ids) == len(answer.logps) <= len(request.uniforms)
-        assert STOP not in answer.ids[:-1]
-        assert answer.ids[-1] == STOP or len(answer.ids) == len(request.uniforms)
-        assert answer.ids == plain(MODEL, request)[0]
 
 
 # pick

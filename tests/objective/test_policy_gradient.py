@@ -16,7 +16,6 @@ from minidpo.objective.policy_gradient import (
     group_advantages,
     kl_k1,
     kl_k3,
-    leave_one_out_advantages,
     state_advantages,
     value_loss,
 )
@@ -26,7 +25,6 @@ from minidpo.objective.reward_model import (
     reliability,
     step_reward_loss,
 )
-from minidpo.objective.scores import scores
 
 DOUBLE = torch.float64
 unit = st.floats(0, 1)
@@ -54,24 +52,6 @@ def tensor(*numbers):
 
 
 # Advantages
-
-
-@given(grouped(st.integers(-8, 8).map(float)))
-def test_with_the_std_the_advantages_of_a_mixed_group_have_a_sample_variance_of_1(case):
-    reward, group = case
-    advantage = group_advantages(reward, group)
-    for g in range(int(group.max()) + 1):
-        if len(set(reward[group == g].tolist())) > 1:
-            assert math.isclose(advantage[group == g].var(), 1.0, rel_tol=1e-9)
-
-
-@given(grouped())
-def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(case):
-    reward, group = case
-    for i, value in enumerate(leave_one_out_advantages(reward, group)):
-        others = [float(reward[j]) for j in range(len(reward)) if j != i and group[j] == group[i]]
-        expected = float(reward[i]) - sum(others) / len(others) if others else 0.0
-        assert math.isclose(value, expected, abs_tol=1e-9)
 
 
 @given(grouped(), unit)
@@ -138,15 +118,6 @@ def slope(logp, old, advantage, low, high):
     return leaf.grad.item()
 
 
-@given(logps, rewards, bands, bands)
-def test_on_fresh_episodes_the_gradient_is_reinforces(logp, advantage, low, high):
-    low, high = max(low, 1e-6), max(high, 1e-6)  # at the very edge the two branches meet
-    assert (
-        clipped_loss(tensor(logp), tensor(logp), tensor(advantage), low, high).item() == -advantage
-    )
-    assert slope(logp, logp, advantage, low, high) == -advantage
-
-
 @given(logps, st.floats(-2, 2), rewards, bands, bands)
 def test_clipping_changes_nothing_inside_and_removes_outside_only_the_side_that_is_pushed_to(
     logp, step, advantage, low, high
@@ -159,26 +130,6 @@ def test_clipping_changes_nothing_inside_and_removes_outside_only_the_side_that_
     assert math.isclose(
         slope(logp + step, logp, advantage, low, high), expected, rel_tol=1e-9, abs_tol=1e-12
     )
-
-
-@given(seeds)
-def test_reinforce_with_a_group_baseline_is_a_score_with_the_advantage_as_weight(seed):
-    """One linear map: with W = -A the score of `objective/scores` has PPO's gradient at the first step."""
-    draw = torch.Generator().manual_seed(seed)
-    segment = torch.arange(4).repeat_interleave(3)
-    advantage = group_advantages(
-        torch.randn(4, generator=draw, dtype=DOUBLE), torch.tensor([0, 0, 1, 1])
-    )
-    logp = -torch.rand(12, generator=draw, dtype=DOUBLE)
-    gradients = []
-    for loss_of in (
-        lambda leaf: scores(leaf, segment, -advantage[segment], 4).sum(),
-        lambda leaf: clipped_loss(leaf, logp, advantage[segment], 0.2, 0.2).sum(),
-    ):
-        leaf = logp.clone().requires_grad_()
-        loss_of(leaf).backward()
-        gradients.append(leaf.grad)
-    torch.testing.assert_close(*gradients)
 
 
 # KL
@@ -216,21 +167,6 @@ BANDIT = st.integers(2, 5).flatmap(
 )
 
 
-@given(BANDIT)
-def test_the_policy_gradient_is_the_gradient_of_the_expected_reward(bandit):
-    logits, reward = (tensor(*numbers) for numbers in bandit)
-    leaf = logits.clone().requires_grad_()
-    (torch.softmax(leaf, 0) * reward).sum().backward()
-    other = logits.clone().requires_grad_()
-    logp = torch.log_softmax(other, 0)
-    probability, baseline = (
-        logp.detach().exp(),
-        (logp.detach().exp() * reward).sum(),
-    )  # any baseline will do
-    (probability * clipped_loss(logp, logp.detach(), reward - baseline, 0.2, 0.2)).sum().backward()
-    torch.testing.assert_close(other.grad, -leaf.grad, rtol=1e-9, atol=1e-12)
-
-
 @given(BANDIT, st.floats(0.2, 5))
 def test_dpo_ppo_with_kl_and_rlhf_agree_on_pi_ref_times_exp_r_over_beta(bandit, beta):
     """At that policy, DPO's loss over pairs labelled by Bradley-Terry has no gradient, nor has the policy
@@ -257,11 +193,8 @@ def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight
     adapted = adapted_coefficient(weight, kl, target)
     assert (adapted > weight) == (kl > target) or abs(kl / target - 1) < 1e-9
     assert 0.98 - 1e-12 <= adapted / weight <= 1.02 + 1e-12
-    near = target * 1.1
-    assert math.isclose(adapted_coefficient(weight, near, target), weight * 1.01, rel_tol=1e-9)
-    assert math.isclose(
-        adapted_coefficient(weight, 9 * target, target), weight * 1.02, rel_tol=1e-9
-    )
+    near = adapted_coefficient(weight, target * 1.1, target)
+    assert math.isclose(near, weight * 1.01, rel_tol=1e-9)
 
 
 # Reward models
@@ -277,38 +210,6 @@ def test_a_bin_holds_the_pairs_of_like_confidence_and_says_how_many_are_right():
     torch.testing.assert_close(calibration_error(chosen, rejected), (2 - sure) / 4)
     assert reliability(chosen, rejected, bins=2).shape == (3, 2)
     assert calibration_error(chosen, rejected, bins=1) != calibration_error(chosen, rejected)
-
-
-@given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=9))
-def test_the_calibration_error_is_blind_to_a_constant_and_counts_a_swap(pairs):
-    chosen, rejected = (tensor(*side).round(decimals=3) for side in zip(*pairs))
-    found = calibration_error(chosen, rejected)
-    assert 0 <= found <= 1
-    alone = [
-        float(calibration_error(*sides))
-        for sides in ((chosen[:1], rejected[:1]), (rejected[:1], chosen[:1]))
-    ]
-    assert math.isclose(
-        sum(alone), float(chosen[0] != rejected[0]), abs_tol=1e-9
-    )  # a tie is half right
-    together = calibration_error(torch.cat([chosen] * 2), torch.cat([rejected] * 2))
-    torch.testing.assert_close(together, found)
-    gap = chosen - rejected
-    torch.testing.assert_close(calibration_error(gap, 0 * gap), found)
-
-
-@given(rewards, rewards, rewards, unit)
-def test_bradley_terry_is_antisymmetric_and_blind_to_a_constant(chosen, rejected, constant, margin):
-    pair = tensor(chosen), tensor(rejected)
-    probabilities = [torch.exp(-bradley_terry_loss(*sides)) for sides in (pair, pair[::-1])]
-    torch.testing.assert_close(sum(probabilities), tensor(1))
-    torch.testing.assert_close(
-        bradley_terry_loss(pair[0] + constant, pair[1] + constant, margin),
-        bradley_terry_loss(*pair, margin),
-        rtol=1e-9,
-        atol=1e-9,
-    )
-    assert bradley_terry_loss(*pair, margin) >= bradley_terry_loss(*pair)
 
 
 @given(st.lists(logps, min_size=4, max_size=4), st.floats(0.01, 5))

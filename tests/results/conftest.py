@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from playwright.sync_api import sync_playwright
+from test_lora import trained
 
 from envs.miniwob.browser.chromium import find_chromium
 from minidpo.memory import loading, lora
@@ -29,10 +29,7 @@ def make_adapter(base):
 
     def make(out: Path, machine=Machine(device="cpu", dtype="float32"), shape=LoRAConfig(rank=3)):
         model, _ = loading.open_base(str(base), machine)
-        lora.attach(model, shape, torch.Generator().manual_seed(8))
-        with torch.no_grad():
-            for layer in lora.layers(model).values():
-                layer.lora_B.normal_(0, 0.1, generator=torch.Generator().manual_seed(9))
+        trained(model, shape)
         lora.save(model, out, str(base), fingerprint(lora.base_tensors(model)))
         return out
 

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -21,9 +19,9 @@ from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
 from minidpo.results.evaluate import EvaluateCommand
-from minidpo.system.files import as_json, read_json, write_json
+from minidpo.system.files import read_json, write_json
 from minidpo.system.result_file import read_result
-from minidpo.system.run_folder import records, write_settings
+from minidpo.system.run_folder import records
 from minidpo.system.tensors import write_weights
 
 TOY = envs.world("toy")
@@ -35,8 +33,8 @@ def test_agents_play_the_same_held_out_instances_and_go_on_where_they_stopped(
     base, adapter, tmp_path
 ):
     command = EvaluateCommand(
-        str(base),
-        ("base=", f"sft={adapter}"),
+        model=str(base),
+        adapters=("base=", f"sft={adapter}"),
         world="toy",
         tasks=TASK,
         episodes=2,
@@ -66,7 +64,7 @@ def test_examples_are_shown_before_each_episode(base, tmp_path):
     examples = tmp_path / "examples.jsonl"
     play_to_file(expert_policy(context, (TASK,)), jobs, examples, context=context, title="")
     command = EvaluateCommand(
-        str(base),
+        model=str(base),
         world="toy",
         tasks=TASK,
         episodes=1,
@@ -118,8 +116,6 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
     for changes in (
         {"adapters": command.adapters[2:]},
         {"temperature": 1.0},
-        {"seed": 2, "max_new_tokens": 5},
-        {"split": "validation"},
         {"world": "miniwob", "tasks": "click-link"},
         {"episodes": 2},
     ):
@@ -130,27 +126,7 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
     evaluate.evaluate(replace(command, adapters=(*some, f"dpo={moved}")))  # known by its weights
 
 
-def test_a_folder_of_before_there_were_worlds_and_examples_goes_on(command):
-    old = as_json(asdict(replace(command, world="miniwob")))
-    del old["world"], old["shots"]
-    write_settings(command.out, old)
-    evaluate.lock_folder(replace(command, world="miniwob")).close()
-    with pytest.raises(ValueError, match="world"):
-        evaluate.lock_folder(command)
-
-
-def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
-    command.out.mkdir()
-    holds = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
-    other = subprocess.Popen(
-        [sys.executable, "-uc", holds + "print('held'); input()", command.out / ".lock"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert other.stdout.readline() == b"held\n"
-    with pytest.raises(ValueError, match="another process"):
-        evaluate.evaluate(command)
-    other.communicate(b"\n")
+def test_a_folder_of_something_else_or_of_a_later_version_is_refused(command):
     for content, says in (
         ({"version": 1, "adapters": ["a"]}, "no evaluation"),  # a mean has adapters, too
         ({"version": 99, "adapters": []}, "version 99"),
@@ -160,7 +136,7 @@ def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
             evaluate.evaluate(command)
 
 
-@pytest.mark.parametrize("name", ["comparison", "version", "agents", "date", "best_of"])
+@pytest.mark.parametrize("name", ["comparison", "agents"])
 def test_an_agent_may_have_the_name_of_a_field(command, name):
     adapters = (command.adapters[1], command.adapters[2].replace("dpo=", f"{name}="))
     result = evaluate.evaluate(replace(command, adapters=adapters))
@@ -177,8 +153,6 @@ def test_an_agent_may_have_the_name_of_a_field(command, name):
         ["metrics=there"],
         ["dpo=here", "dpo.metrics=there"],
         ["../b=there"],
-        ["a/b=there"],
-        ["/tmp/a=there"],
         ["sft="],
         ["sft"],
     ],

@@ -1,9 +1,7 @@
 """A file is there whole, old or new, and what cannot be read says so."""
 
-import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from minidpo.system.files import read_json, replacing, temporary_beside, write_json, write_text
+from minidpo.system.files import read_json, replacing, write_json, write_text
 from minidpo.system.tensors import fingerprint, write_weights
 
 DTYPES = (
@@ -83,19 +81,6 @@ def test_what_a_kill_left_half_written_goes_with_the_next_write_and_what_others_
         path.write_text("half")
     write_text(tmp_path / "file", "whole")
     assert set(tmp_path.iterdir()) == {tmp_path / "file", alive, elsewhere, others}
-
-
-def test_of_a_folder_whose_writer_was_killed_the_next_one_leaves_nothing(tmp_path):
-    killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait()
-    mine = temporary_beside(tmp_path / "model")
-    left, alive = (
-        mine.with_name(mine.name.replace(str(os.getpid()), str(pid))) for pid in (killed.pid, 1)
-    )
-    for folder in (left, alive):
-        folder.mkdir()
-        (folder / "weights").touch()
-    assert temporary_beside(tmp_path / "model") == mine and {*tmp_path.iterdir()} == {alive}
 
 
 SHAPES = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3))

@@ -1,11 +1,9 @@
 """A real MLflow store and real event files have every step of metrics.jsonl once."""
 
-import importlib
 import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,18 +25,7 @@ def database(tmp_path_factory):
 
 
 @pytest.fixture
-def at_exit(monkeypatch):
-    """What would run when the process ends, when these folders are gone."""
-    works = []
-    monkeypatch.setattr(
-        "minidpo.system.tracking.atexit",
-        SimpleNamespace(register=works.append, unregister=works.remove),
-    )
-    return works
-
-
-@pytest.fixture
-def client(database, at_exit, monkeypatch, request):
+def client(database, monkeypatch, request):
     """A client of the local store, in which this test has an experiment of its own."""
     from mlflow import MlflowClient
 
@@ -99,19 +86,6 @@ def test_a_run_that_was_killed_is_one_run_in_mlflow_and_has_every_step_once(clie
     assert len(runs(client)) == 1 and history(client, run) == LOSSES
 
 
-def test_a_run_that_ends_before_it_is_complete_says_so_until_it_goes_on(client, at_exit, tmp_path):
-    def status():
-        return [run.info.status for run in runs(client)]
-
-    begun(tmp_path / "run")
-    at_exit[0]()
-    assert status() == ["KILLED"]
-    run = begun(tmp_path / "run")
-    assert status() == ["RUNNING"]
-    run.finish()
-    assert status() == ["FINISHED"]
-
-
 def test_a_run_may_be_tracked_from_its_second_half_on_or_when_it_is_over(client, tmp_path):
     half_and_rest(tmp_path / "half", "mlflow").finish()
     half_and_rest(tmp_path / "over", None).finish()
@@ -132,14 +106,14 @@ def test_the_store_holds_the_newest_result_as_a_table_and_the_files(client, tmp_
         Tracking(tmp_path, tracking).finish()
     (run,) = runs(client)
     assert history(client, run, "success") == [(1, 0.5), (1, 0.75)]
-    table = json.loads(Path(client.download_artifacts(run.info.run_id, "results.json")).read_text())
-    assert table["columns"] == ["agent", "task", *RATES]
-    assert [row[:3] for row in table["data"]] == [
-        ["sft", "click-link", 0.75],
-        ["sft", "all tasks", 0.75],
+    table = Path(client.download_artifacts(run.info.run_id, "results.md")).read_text()
+    assert table.splitlines()[0] == f"| {' | '.join(['agent', 'task', *RATES])} |"
+    assert [line.split(" | ")[1:3] for line in table.splitlines()[2:]] == [
+        ["click-link", "0.75"],
+        ["all tasks", "0.75"],
     ]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert files == {"metrics.jsonl", "result.json", "results.json", "report.html"}
+    assert files == {"metrics.jsonl", "result.json", "results.md", "report.html"}
 
 
 def go_away(monkeypatch, client):
@@ -167,21 +141,6 @@ def test_a_server_that_goes_away_is_told_once_and_gets_at_the_end_what_it_missed
     assert capsys.readouterr().err == ""
 
 
-def test_a_server_that_stays_away_gets_at_the_next_start_what_it_missed(
-    client, tmp_path, monkeypatch, capsys
-):
-    run = begun(tmp_path / "run", steps=1)
-    with monkeypatch.context() as patch:
-        go_away(patch, client)
-        for step, loss in LOSSES[1:]:
-            run.log({"step": step, "loss": loss})
-        run.finish()
-    assert run.finished and capsys.readouterr().err.count("no route to host") == 1
-    RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
-    (kept,) = runs(client)
-    assert history(client, kept) == LOSSES and kept.info.status == "FINISHED"
-
-
 def test_a_server_that_is_not_there_at_the_start_is_an_error(client, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"--track mlflow: .*127.0.0.1:1"):
@@ -198,23 +157,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_any_work(name, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_neither_library_is_imported_unless_it_is_asked_for(tmp_path, monkeypatch):
-    for name in ("mlflow", "tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
-    importlib.reload(importlib.import_module("minidpo.system.tracking"))
-    half_and_rest(tmp_path / "run", None).finish()
-    files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {".lock", "config.json", "metrics.jsonl", "done"}
-
-
-def test_a_note_of_another_version_is_refused_with_the_way_out(tmp_path):
-    write_json(tmp_path / "tracking-tensorboard.json", {"version": 2})
-    pytest.importorskip("tensorboard")
-    with pytest.raises(ValueError, match=r"tracking-tensorboard.json .*delete it"):
-        begun(tmp_path, "tensorboard")
-
-
-def test_a_run_that_was_killed_has_every_step_once_in_tensorboard(at_exit, tmp_path):
+def test_a_run_that_was_killed_has_every_step_once_in_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -91,9 +91,8 @@ async def refuse(route: Route) -> None:
     reason = "aborted"
     try:
         _ = route.request.frame
-    except (
-        Error
-    ):  # a new window has no frame yet; its popup event, which closes it, comes only if it fails
+    except Error:
+        # a new window has no frame yet; its popup event, which closes it, comes only if it fails
         reason = "failed"
     with contextlib.suppress(Error):  # the page is gone
         await route.abort(reason)

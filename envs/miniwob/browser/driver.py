@@ -88,12 +88,9 @@ class Browser:
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
             self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
-            chromium.on(
-                "disconnected", self._chromium.kill
-            )  # Chromium died: kill what is left of it
-            self._transport.on_error_future.add_done_callback(
-                self._chromium.kill
-            )  # the driver died
+            # if Chromium or the driver dies, what is left of Chromium is killed
+            chromium.on("disconnected", self._chromium.kill)
+            self._transport.on_error_future.add_done_callback(self._chromium.kill)
             self._context = await chromium.new_context(
                 viewport=VIEWPORT,
                 locale="en-US",
@@ -105,10 +102,8 @@ class Browser:
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._kind.prepare(self._context)
         except (Error, OSError) as error:
-            words = getattr(
-                error, "message", str(error)
-            ).split()  # of many lines, which are one here
-            raise EnvError(f"{program} does not start: {' '.join(words)}") from error
+            words = " ".join(getattr(error, "message", str(error)).split())  # on one line
+            raise EnvError(f"{program} does not start: {words}") from error
 
     async def _started(self, program: str):
         """Start Chromium, in its sandbox where there is one.

@@ -24,16 +24,14 @@ from envs.miniwob.browser.chromium import refuse
 from envs.miniwob.tasks import HTML, url
 from envs.protocol import EnvError
 
-SCRIPTS = [
-    Path(__file__).with_name(name) for name in ("tab.js", "episode.js", "sight.js", "page.js")
-]
+NAMES = "tab.js", "episode.js", "sight.js", "page.js"
+SCRIPTS = [Path(__file__).with_name(name) for name in NAMES]
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 VIEWPORT = {"width": 500, "height": 500}
 MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
-OPENING_S = (
-    60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
-)
+# starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
+OPENING_S = 60.0
 WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # values of dates and times
 T = TypeVar("T")
 
@@ -213,30 +211,27 @@ class Page:
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
-            iso = (
-                text.replace(" ", "T") if re.match(r"\d{4}-|\d\d:\d\d$|$", text) else None
-            )  # as it is shown
-            for _ in range(
-                8
-            ):  # a click beside the parts leaves the focus where it was; the most parts are
-                await keyboard.press("ArrowLeft")  # month to minute, second, its fractions, AM
+            iso = None  # as it is shown
+            if re.match(r"\d{4}-|\d\d:\d\d$|$", text):
+                iso = text.replace(" ", "T")
+            # a click beside the parts leaves the focus where it was; the most parts are month to minute,
+            # second, its fractions, AM
+            for _ in range(8):
+                await keyboard.press("ArrowLeft")
             for _ in range(0 if text else 8):
                 await keyboard.press("Backspace")
                 await keyboard.press("ArrowRight")
             *parts, last = in_parts(text)
-            for part in (
-                parts
-            ):  # a whole number moves on by itself, a year only with six digits or a maximum
+            # a whole number moves on by itself, a year only with six digits or a maximum
+            for part in parts:
                 await keyboard.type(part.zfill(spot["parts"] if len(part) == 4 else 2))
                 if part.isalpha():
                     await keyboard.press("ArrowRight")
             await keyboard.type(last)
             held = (await self._call("locate", ref)).get("held")
-            if (
-                held is None
-                or iso in (held, f"{held}:00")
-                or (iso is None and (held or not spot["line"]))
-            ):
+            if held is None or iso in (held, f"{held}:00"):
+                return None
+            if iso is None and (held or not spot["line"]):
                 return None
             return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
@@ -268,9 +263,8 @@ class Page:
         """Choose by arrow keys, or by Control and a click in a list of several choices."""
         way = await self._call("option", ref, option)
         if "x" in way:
-            await self._call(
-                "painted"
-            )  # until it is painted, a scrolled list is hit at its old place
+            # until it is painted, a scrolled list is hit at its old place
+            await self._call("painted")
             way = await self._call("option", ref, option)
         if "x" in way:
             await self._tab.keyboard.down("Control")
@@ -285,9 +279,8 @@ class Page:
 
     async def _press(self, key: str) -> str | None:
         unknown = f"there is no key {key[:40]!r}"
-        if not MODIFIERS.issuperset(
-            filter(None, key.split("+")[:-1])
-        ):  # others would act, and stay down
+        held = set(filter(None, key.split("+")[:-1]))
+        if not held <= MODIFIERS:  # others would act, and stay down
             return unknown
         try:
             await self._tab.keyboard.press(key)
@@ -342,11 +335,11 @@ class Page:
 
     def _within(self, x: int, y: int) -> tuple[int, int, str | None]:
         """The place of the task's area that is nearest to this one, and a sentence if it is another."""
-        place = min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
-        return *place, None if place == (
-            x,
-            y,
-        ) else f"{x},{y} lies outside, {place[0]},{place[1]} was taken"
+        x_in = min(max(x, 0), self.AREA["width"] - 1)
+        y_in = min(max(y, 0), self.AREA["height"] - 1)
+        if (x_in, y_in) == (x, y):
+            return x, y, None
+        return x_in, y_in, f"{x},{y} lies outside, {x_in},{y_in} was taken"
 
     async def _click_at(self, x: int, y: int) -> str | None:
         *place, error = self._within(x, y)

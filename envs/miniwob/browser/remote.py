@@ -97,9 +97,8 @@ class RemoteBrowser:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            if (
-                self._reader.done()
-            ):  # before the write: while another starts, it is `_process` already
+            # before the write: while another starts, it is `_process` already
+            if self._reader.done():
                 raise EnvError("the process of the pages has ended")
             request = {"number": number, "page": page, "call": name, "args": args}
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
