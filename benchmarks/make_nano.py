@@ -9,6 +9,7 @@ careful demonstrations, and last clumsy ones, with good and bad habits. Each sta
 stage whose folder exists is not repeated.
 """
 
+import argparse
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -316,6 +317,7 @@ def token_accuracy(model: Transformer, dialogues: Sequence[Dialogue]) -> dict:
 
 def main() -> None:
     """Play clumsy and careful demonstrations, then make the model."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     recipe, out = Recipe(), Path("runs/nano-base")
     clumsy_episodes = play(Clumsy(NOISE, SEED), 0, recipe.clumsy, out / "clumsy.jsonl")
     careful = play(ExpertPolicy(WORLD, SEED), recipe.clumsy, recipe.careful, out / "careful.jsonl")
