@@ -29,6 +29,7 @@ LAYERS = [
     "acting",
     "results",
     "experiment",
+    "runner",
     "algorithms",
     "commands",
     "laws",
@@ -173,6 +174,10 @@ def test_a_command_in_readme_and_docs_exists(words):
         return
     if rest and re.fullmatch(r"[a-z][a-z0-9-]*", rest[0]):  # a sub-command
         program = (*program, rest[0])
+        if rest[0] in ("run", "plan"):  # of a page
+            program = (*program, rest[1])
+    if "--url" in rest:
+        program = (*program, "--url", "URL", "--goal", "GOAL")
     text = help_of(*program)
     for flag in (word.split("=")[0] for word in rest if word.startswith("--")):
         assert re.search(rf"{re.escape(flag)}(?![\w-])", text), f"{' '.join(program)} has no {flag}"

@@ -32,7 +32,7 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     assert "smollm2" in command_line.toml_flags("configs/demo.toml")
-    assert "--imitation.threshold" in command_line.toml_flags("configs/papers/agentevol.toml")
+    assert "--threshold" in command_line.toml_flags("configs/papers/agentevol.toml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]

@@ -54,6 +54,7 @@ class RunFolder:
         self.config = as_json(config)  # as read_settings returns it
         self.metrics, self.state = self.folder / "metrics.jsonl", self.folder / "state.safetensors"
         self.base = ""  # fingerprint of the base's weights
+        self.drawn = ""  # tokens that dropout is drawn for at a time
         self._lock = None
         self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
@@ -117,6 +118,8 @@ class RunFolder:
         metadata = {"step": str(step), "version": STATE_VERSION}
         if self.base:
             metadata["base"] = self.base
+        if self.drawn:
+            metadata["drawn"] = self.drawn
         write_weights(self.state, tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -133,6 +136,11 @@ class RunFolder:
                 raise ValueError(
                     f"{self.state}: its base had other weights or another dtype: go on "
                     "with the model and the device that it began with"
+                )
+            if metadata.get("drawn", self.drawn) != self.drawn:
+                raise ValueError(
+                    f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a time: go on "
+                    "with that --machine.micro-tokens"
                 )
             if metadata.get("sha256") != _checksum(metadata, tensors):
                 raise ValueError(f"{self.state}: not readable (its checksum is wrong)")
@@ -172,7 +180,7 @@ write_tensors = processes.by_rank_0(write_weights)  # one process writes, the ot
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    words = [metadata[name] for name in ("step", "base") if name in metadata]
+    words = [metadata[name] for name in ("step", "base", "drawn") if name in metadata]
     return hashlib.sha256(" ".join([*words, fingerprint(tensors)]).encode()).hexdigest()
 
 

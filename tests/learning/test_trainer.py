@@ -1,5 +1,6 @@
 """Accumulation is the big batch, and a killed run goes on as if nothing had happened."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -128,7 +129,9 @@ def test_killed_before_a_step_or_after_its_log_the_run_goes_on_the_same_bit_for_
     assert log(run) == log(whole)
 
 
-def fit(folder, net, optimizer=None, *, steps=1, seed=1, clip=100.0, pass_steps=None, **functions):
+def fit(
+    folder, net, optimizer=None, *, steps=1, seed=1, clip=100.0, pass_steps=math.inf, **functions
+):
     """Steps of SGD at rate 1, or of another optimizer, on the sum of the scores; all logged and kept."""
     functions = {
         "batches": lambda step: [Rows([1], None, 1)],
