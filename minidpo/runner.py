@@ -5,6 +5,7 @@ the run ends. Then the first policy and the best one play held-out instances, th
 leaves an agent that it measured to be worse: if no policy was better than the first, the first is left.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -192,13 +193,13 @@ def leave(
         pairs=pairs,
     )
     o = run.options
-    again = as_started(".venv/bin/python evaluate.py")
+    again = ["--model", o.model, "--world", o.world, "--tasks", o.tasks, "--out", "runs/evaluation"]
+    again += ["--adapters", f"{first.name}={first.adapter}", f"{name}={out / 'adapter'}"]
     print(f"""
 {sum(result["seconds"].values()):.0f} seconds in all
 report    {out / "report.html"}
 adapter   {out / "adapter"}   ({kept.name})
-next      {again} --model {o.model} --world {o.world} --tasks {o.tasks} --out runs/evaluation \
---adapters {first.name}={first.adapter} {name}={out / "adapter"}""")
+next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(again)}""")
 
 
 def copy_adapter(adapter: Path, folder: Path) -> None:
