@@ -194,7 +194,7 @@ def leave(
     )
     o = run.options
     again = ["--model", o.model, "--world", o.world, "--tasks", o.tasks, "--out", "runs/evaluation"]
-    again += ["--adapters", f"{first.name}={first.adapter}", f"{name}={out / 'adapter'}"]
+    again += ["--adapters", f"{first.name}={first.adapter or ''}", f"{name}={out / 'adapter'}"]
     print(f"""
 {sum(result["seconds"].values()):.0f} seconds in all
 report    {out / "report.html"}

@@ -16,7 +16,7 @@ from envs.protocol import Action, Decision, Expert, Observation, World
 from minidpo.acting.jobs import Job, child_seed
 from minidpo.data.episodes import Turn
 from minidpo.data.prompt import next_prompt, write
-from minidpo.memory.context import Context
+from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.loading import open_policy
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
@@ -94,6 +94,27 @@ class Sampling(Checked):
         if self.temperatures:
             drawn = {"temperatures": list(self.temperatures)}
         return {**drawn, "top_p": self.top_p, "seed": seed, "max_new_tokens": self.max_new_tokens}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions(ContextOptions):
+    """What is played, what is shown before it, and whether somebody watches."""
+
+    tasks: str = "demo"
+    "suites of the world or task names, separated by commas"
+    shots: NotNegative[int] = 0
+    "solved examples of its task before each episode in its prompt"
+    examples: Path | None = None
+    "with shots: demonstrations of these tasks, as collect.py --policy expert writes them"
+    watch: bool = False
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if bool(self.shots) != (self.examples is not None):
+            raise ValueError(
+                "shots says how many examples, examples from which file: give both, or neither"
+            )
 
 
 def model_policy(

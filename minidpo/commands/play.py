@@ -7,22 +7,19 @@ from typing import Literal
 import envs
 from minidpo.acting.collect import play_to_file, print_counts
 from minidpo.acting.jobs import make_jobs, split_instances, with_shots
-from minidpo.acting.policies import Sampling, expert_policy, model_policy
+from minidpo.acting.policies import PlayOptions, Sampling, expert_policy, model_policy
 from minidpo.data.episodes import read
-from minidpo.memory.context import ContextOptions
 from minidpo.system.ranges import NotNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectCommand(ContextOptions):
+class CollectCommand(PlayOptions):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
 
     policy: Literal["model", "expert"] = "model"
     "who acts"
     adapter: Path | None = None
     "with a model: folder or hub id of a LoRA adapter"
-    tasks: str = "demo"
-    "suites of the world or task names, separated by commas"
     split: Literal["demos", "rollouts", "validation", "test"] = "rollouts"
     "which seeds: the splits are disjoint by construction"
     instances: Positive[int] = 20
@@ -33,22 +30,12 @@ class CollectCommand(ContextOptions):
     "episodes of each instance; None: 8, or 1 of an expert, who would do the same again"
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
-    shots: NotNegative[int] = 0
-    "solved examples of its task before each episode in its prompt"
-    examples: Path | None = None
-    "with shots: demonstrations of these tasks, as collect.py --policy expert writes them"
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
-    watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self):
         super().__post_init__()
-        if bool(self.shots) != (self.examples is not None):
-            raise ValueError(
-                "shots says how many examples, examples from which file: give both, or neither"
-            )
         if self.policy == "expert" and self.changed("adapter", "sampling"):
             raise ValueError(
                 "adapter and sampling are a model's, and an expert is a script: leave them out"

@@ -16,11 +16,11 @@ import envs
 from minidpo.acting.causes import cause
 from minidpo.acting.collect import play_to_file
 from minidpo.acting.jobs import Job, make_jobs, split_instances, with_shots
-from minidpo.acting.policies import Sampling, model_policy
+from minidpo.acting.policies import PlayOptions, Sampling, model_policy
 from minidpo.data.episodes import Episode, read
 from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
-from minidpo.memory.context import Context, ContextOptions
+from minidpo.memory.context import Context
 from minidpo.memory.machine import device_of
 from minidpo.results.circumstances import circumstances
 from minidpo.results.publish import export_gguf, export_merged
@@ -49,13 +49,11 @@ FIXED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand(ContextOptions):
+class EvaluateCommand(PlayOptions):
     """Success on held-out instances, several adapters side by side."""
 
     adapters: tuple[str, ...] = ()
     "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
-    tasks: str = "demo"
-    "suites of the world or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
     "which held-out seeds"
     episodes: Positive[int] = 100
@@ -68,27 +66,17 @@ class EvaluateCommand(ContextOptions):
     "with best_of: the adapter folder of a reward model, which chooses in place of the oracle"
     max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
-    shots: NotNegative[int] = 0
-    "solved examples of its task before each episode in its prompt"
-    examples: Path | None = None
-    "with shots: demonstrations of these tasks, as collect.py --policy expert writes them"
     out: Path = Path("runs/evaluation")
     "folder: NAME.jsonl with the episodes, result.json, report.html"
     export: Literal["merged", "gguf"] | None = None
     "play nothing, but write each adapter, added to the base, as a model: merged, to OUT/NAME-merged, for \
 transformers; gguf, to OUT/NAME-merged.gguf, for llama.cpp and Ollama, and the adapter alone to \
 OUT/NAME-lora.gguf"
-    watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     track: Tracker | None = None
     "copy the results to MLflow (at MLFLOW_TRACKING_URI) or to TensorBoard (OUT/tensorboard)"
 
     def __post_init__(self):
         super().__post_init__()
-        if bool(self.shots) != (self.examples is not None):
-            raise ValueError(
-                "shots says how many examples, examples from which file: give both, or neither"
-            )
         if self.best_of > 1 and not self.temperature:
             raise ValueError(
                 "best_of needs tries that differ, and greedy ones are all alike: set --temperature "
