@@ -143,6 +143,7 @@ class Conversation:
     name: str
     instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
     solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
+    tools: str | None = None  # which functions the agent may call, JSON
 
     @property
     def first_prompt(self) -> tuple[str, int]:
@@ -163,14 +164,11 @@ class Conversation:
 
     def dialogue(self, chat: Chat) -> Dialogue:
         """Token ids, and which are to be learned; turns are counted from the first of those."""
-        template, roles = chat.template or "", [message.role for message in self.messages]
-        if "tool" in roles and ("<tool_response>" in template or "ipython" in template):
-            raise ValueError(
-                f"{self.name}: role 'tool', which this model's template writes otherwise: write "
-                "it in the file as the template does, as 'user' where that has <tool_response>"
-            )
-        ids, turns = chat.dialogue(list(self.messages))
-        before = roles[: self.given].count("assistant")
+        try:
+            ids, turns = chat.dialogue(self.messages, self.tools)
+        except ValueError as error:  # the template's own reason
+            raise ValueError(f"{self.name}: {error}") from None
+        before = [message.role for message in self.messages[: self.given]].count("assistant")
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 

@@ -3,6 +3,7 @@
 A wrong device, a missing tokenizer and too little memory are found before the weights are read.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +40,15 @@ def open_chat(source: str) -> tuple[Chat, int]:
             f"is {config.vocab_size}: the two files belong to different models"
         )
     chat.vocab_size = config.vocab_size
+    _tell(str(folder), tuple(chat.template.not_followed()))
     return chat, config.max_position_embeddings
+
+
+@functools.cache
+def _tell(folder: str, not_followed: tuple[str, ...]) -> None:
+    """Say once what a model's chat template does that is not done here."""
+    if not_followed:
+        print(f"{folder}: its chat template is not followed in all: {'; '.join(not_followed)}")
 
 
 def open_model(source: str, machine: Machine) -> Transformer:

@@ -65,6 +65,7 @@ def read(path: Path) -> "GGUFReader":
         raise ValueError(f"{path}: not a whole GGUF file ({error}); download it again") from None
 
 
+@functools.lru_cache(maxsize=256)  # a list of tokens takes seconds
 def value(path: Path, key: str, default=None):
     """A metadata value. Without a default, a missing key is a ValueError that names it."""
     if field := read(path).fields.get(key):
@@ -246,3 +247,11 @@ def tokenizer_of(path: Path) -> Tokenizer:
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
     return tokenizer
+
+
+def template_of(path: Path) -> tuple[str | None, dict[str, str]]:
+    """The chat template in the file's metadata, or None, and what its names of tokens stand for."""
+    names = value(path, "tokenizer.ggml.tokens")
+    ids = {name: value(path, f"tokenizer.ggml.{name}_token_id", -1) for name in ("bos", "eos")}
+    tokens = {f"{name}_token": names[id] for name, id in ids.items() if id >= 0}
+    return value(path, "tokenizer.chat_template", "") or None, tokens

@@ -35,10 +35,10 @@ CONVERSATION = [
 
 
 def write_model(
-    path: Path, model: Transformer, base: Path, *, chat: Chat, template: str, weights: str
+    path: Path, model: Transformer, base: Path, *, chat: Chat, weights: str
 ) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: "" for none. weights: the model's fingerprint. Raises ValueError for a tokenizer that
+    it has. weights: the model's fingerprint. Raises ValueError for a tokenizer that
     llama.cpp cannot have, and for weights beyond F16."""
     config = model.config
     writer = GGUFWriter(None, config.model_type)
@@ -63,8 +63,7 @@ def write_model(
     writer.add_add_bos_token(bool(chat.begin))
     if chat.begin:  # without it llama.cpp begins a text with token 11
         writer.add_bos_token_id(chat.begin[0])
-    if template:
-        writer.add_chat_template(template)
+    writer.add_chat_template(chat.template.source)
     names = _stored_names(config)
     tensors = {
         names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 from minidpo.model.chat import Chat, Message
 
 CHAT = tiny.chat()
+START = CHAT.tokenizer.token_to_id("<|im_start|>")
 SPECIAL = [
     "<|im_start|>",
     "<|im_end|>",
@@ -41,14 +42,14 @@ dialogues = st.lists(st.one_of(others, answers()), min_size=1, max_size=6)
 def test_text_survives_its_ids_and_never_becomes_a_special_token(text):
     ids = CHAT.encode(text)
     assert CHAT.decode(ids) == text
-    assert not {CHAT.start, CHAT.end, CHAT.tokenizer.token_to_id("<|endoftext|>")} & set(ids)
+    assert not {START, CHAT.end, CHAT.tokenizer.token_to_id("<|endoftext|>")} & set(ids)
 
 
 @given(st.lists(others, min_size=1, max_size=4))
 def test_a_page_that_prints_special_tokens_neither_ends_its_turn_nor_begins_another(messages):
     ids, turns = CHAT.dialogue(messages)
     plain, _ = CHAT.dialogue([Message(message.role, "x") for message in messages])
-    assert ids.count(CHAT.start) == ids.count(CHAT.end) == plain.count(CHAT.end)
+    assert ids.count(START) == ids.count(CHAT.end) == plain.count(CHAT.end)
     assert set(turns) == {-1}
 
 
@@ -94,7 +95,7 @@ def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match="tokenizer.json: not a readable tokenizer file"):
         Chat.load(tmp_path)
     Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"no token <\|im_start\|>"):
+    with pytest.raises(ValueError, match="no chat template"):
         Chat.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
     assert Chat.load(tmp_path).encode("naïve") == CHAT.encode("naïve")
@@ -112,7 +113,7 @@ def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name,
             ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
         )
     case = TEMPLATES["templates"][name]
-    chat = Chat(tokenizer, case["template"])
+    chat = Chat(tokenizer, case["template"], {"bos_token": "<|begin_of_text|>"})
     messages = [
         Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]
     ]

@@ -17,7 +17,7 @@ from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint, scalar_head
-from minidpo.model.chat import SYSTEM_DEFAULT, Message
+from minidpo.model.chat import CHATML, Message
 from minidpo.results import publish
 from minidpo.results.evaluate import EvaluateCommand, evaluate
 from minidpo.results.publish import PushCommand, card, export_merged, push, to_upload
@@ -75,7 +75,7 @@ def check_template(tokenizer, chat):
         messages = [{"role": role, "content": content} for role, content in said]
         ours = [Message(*message) for message in said]
         if said[0][0] != "system":
-            ours.insert(0, Message("system", SYSTEM_DEFAULT))
+            ours.insert(0, Message("system", "You are a helpful assistant."))
         assert tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         ) == chat.prompt(ours)
@@ -115,13 +115,13 @@ def test_the_files_beside_the_bases_tokenizer_go_along(qwen2_like, adapter, tmp_
 
     assert written("generation_config.json") == {"eos_token_id": [chat.end, 5], "top_k": 20}
     assert written("tokenizer_config.json")["model_max_length"] == 777
-    assert written("tokenizer_config.json")["chat_template"] == publish.TEMPLATE
+    assert written("tokenizer_config.json")["chat_template"] == CHATML
     for ends, others in ((0, [0]), (None, []), ([0, chat.end], [0])):  # 0 is a token, too
         (qwen2_like / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-        publish.write_tokenizer(qwen2_like, chat, publish.TEMPLATE, merged)
+        publish.write_tokenizer(qwen2_like, chat, merged)
         assert written("generation_config.json")["eos_token_id"] == [chat.end, *others]
     (qwen2_like / "chat_template.jinja").write_text("its own")
-    publish.write_tokenizer(qwen2_like, chat, publish.TEMPLATE, merged)
+    publish.write_tokenizer(qwen2_like, chat, merged)
     assert (merged / "chat_template.jinja").read_text() == "its own"
     assert not written("tokenizer_config.json").get("chat_template")
 
@@ -134,7 +134,7 @@ def test_auto_tokenizer_reads_the_tokenizer_of_a_qwen2_as_we_do(qwen2_like, adap
 
 
 def test_the_template_is_qwen2s_own(oracles):
-    assert json.loads((oracles / "chat.json").read_text())["template"] == publish.TEMPLATE
+    assert json.loads((oracles / "chat.json").read_text())["template"] == CHATML
 
 
 def test_a_merged_folder_is_made_once_and_never_over_another(base, adapter, make_adapter, tmp_path):
