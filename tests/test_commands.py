@@ -222,3 +222,24 @@ def test_pairs_are_exported_as_rows_of_conversations_and_trained_on(shelf_base, 
     assert row["prompt"][0]["role"] == "system" and row["chosen"] != row["rejected"]
     trained = hand(shelf_base, tmp_path / "again", "dpo", *given, str(path), *of("dpo"))
     assert (trained / lora.CONFIG).is_file()
+
+
+def test_rows_with_a_label_are_learned_from_one_by_one(shelf_base, made, tmp_path):
+    """KTO's rows. With the same file pairs cannot be trained, and nothing of episodes applies."""
+    said = {True: "yes", False: "no"}
+    path = tmp_path / "judged.jsonl"
+    with open(path, "w") as file:
+        for n, label in enumerate((True, False, True)):
+            prompt = [{"role": "user", "content": f"page {n}"}]
+            completion = [{"role": "assistant", "content": said[label]}]
+            row = {"prompt": prompt, "completion": completion, "label": label}
+            file.write(json.dumps(row) + "\n")
+    given = ["--adapter", str(made / "sft" / "adapter"), "--data", str(path)]
+    one_by_one = [*given, "--pairs", "unpaired", "--dpo.loss", "kto", *of("dpo")]
+    trained = hand(shelf_base, tmp_path, "dpo", *one_by_one)
+    assert (trained / lora.CONFIG).is_file()
+    records = (tmp_path / "dpo" / "pairs.jsonl").read_text().splitlines()
+    assert all(f"{path}, line 2" in record for record in records) and len(records) == 2
+    for flags in (given, [*one_by_one, "--export"]):
+        with pytest.raises(ValueError, match="label|export"):
+            hand(shelf_base, tmp_path / "other", "dpo", *flags)

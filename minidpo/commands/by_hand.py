@@ -114,7 +114,7 @@ class DPOCommand(Command):
 
     pairs: Literal["outcome", "contrast", "steps", "unpaired"] = "outcome"
     "outcome: successes over failures; contrast: golden episodes against the agent's (ETO); steps: ways on from \
-golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
+golden steps (ETO, appendix C); unpaired: each episode, or row with a label, alone (kto)"
     golden: Path | None = None
     "with contrast and steps: solved episodes of the same instances"
     reference: Path | None = None
@@ -145,9 +145,12 @@ golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
 def run_dpo(command: DPOCommand) -> Path | dict:
     options = command.dpo
     if trl_files.are_trl_files(command.data):
-        if command.changed("pairs", "golden", "export"):
-            raise ValueError("--data holds pairs already: leave out pairs, golden and export")
-        pairs = trl_files.read_preferences(command.data, options.until)
+        if command.changed("golden", "export"):  # golden is there with its two rules for pairs
+            raise ValueError("--data holds rows to learn from: leave out pairs, golden and export")
+        if command.pairs == "unpaired":
+            pairs = trl_files.read_judged(command.data, command.seed)
+        else:
+            pairs = trl_files.read_preferences(command.data, options.until)
     else:
         limits = {"per_task": options.pairs_per_task, "until": options.until}
         pairs = choose(pairs_of(command), options.pairs_per_instance, command.seed, **limits)

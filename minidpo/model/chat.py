@@ -133,6 +133,9 @@ class Chat:
         if tools is None:
             return self.template
         template = Template(self.template.source, self.template.tokens, json.loads(tools))
+        asked = [{"role": "user", "content": "page"}]
+        if template.render(asked) == self.template.render(asked):
+            raise ValueError("the chat template does not tell which tools there are")
         if difference := template.misfit():
             raise ValueError(f"the chat template does more than join messages, {difference}")
         return template

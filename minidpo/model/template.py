@@ -58,7 +58,7 @@ FORMS: tuple[Callable[[str], str], ...] = (
     lambda text: text.strip("\n"),
     lambda text: text.lstrip("\n"),
     lambda text: text.rstrip("\n"),
-    _json,
+    lambda text: _json(text)[1:-1],  # the quotes stand around a mark, too
 )
 
 
@@ -117,7 +117,10 @@ class Template:
 
     def _before(self, last: str | None, role: str) -> str:
         """What stands before a message, behind one of the role `last`; None: at the beginning."""
-        return _first(last, lambda said: self._around([*said, _mark(role, 9)])[-2])
+        # an answer that is not the last: some templates write that one otherwise
+        after = [_mark("user", 8)] if role == "assistant" else []
+        n = -2 - len(after)
+        return _first(last, lambda said: self._around([*said, _mark(role, 9), *after])[n])
 
     def _opening(self, last: str | None) -> str:
         """What stands between a message of the role `last` and the agent's answer."""
@@ -161,10 +164,14 @@ class Template:
             whole = self.render([*said, answer, result])
             text = whole[whole.index(said[-1]["content"]) + len(said[-1]["content"]) :]
             end = self.before("assistant", "tool") + self.form("tool")(result["content"])
+            end += self.closing("tool")
             for start in (self.opening(last), self.before(last, "assistant")):
-                if text.startswith(start) and end in text:
-                    return text[len(start) : text.rindex(end)]
-            raise ValueError("the chat template writes calls of tools in a way that is not read")
+                called = text.removeprefix(start).removesuffix(end)
+                if start + called + end == text and content in called != content:
+                    return called
+            raise ValueError(
+                "the chat template does not write calls of tools, or not as text alone"
+            )
 
         return _first(last, asked)
 

@@ -34,9 +34,7 @@ CONVERSATION = [
 ]
 
 
-def write_model(
-    path: Path, model: Transformer, base: Path, *, chat: Chat, weights: str
-) -> None:
+def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, weights: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
     it has. weights: the model's fingerprint. Raises ValueError for a tokenizer that
     llama.cpp cannot have, and for weights beyond F16."""

@@ -365,7 +365,9 @@ def test_a_prompt_has_the_marks_of_its_messages_and_no_more(task, turns):
     messages = conversation(task, played, WORLD.system_prompt)
     ids, owners = chat.dialogue(messages)
     assert specials(ids) == 2 * len(messages)
-    spelled = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content, *_ in messages)
+    spelled = "".join(
+        f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content, *_ in messages
+    )
     assert chat.decode(ids) == spelled
     assert [turn for turn in owners if turn >= 0] == sorted(turn for turn in owners if turn >= 0)
 
