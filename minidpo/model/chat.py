@@ -171,64 +171,65 @@ class Chat:
             ids += [part] if n % 2 else self.encode(part)
         return ids
 
-    def answer(self, message: Message, behind: str = "", text: str | None = None) -> list[int]:
-        """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed. `behind`:
-        the text that it follows; `text`: what the template makes of it."""
+    def answer(
+        self, message: Message, between: Sequence[str] = (), said: str | None = None
+    ) -> list[int]:
+        """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed. `between`: the
+        texts before it; `said`: what the template makes of its own."""
         ids = message.ids
         if ids and max(ids) < self.vocab_size and self.decode(ids) == message.content:
             return list(ids)
-        text = (message.content if text is None else text) + self.blank
-        given, whole = self.encode(behind), self.encode(behind + text)
+        said = (message.content if said is None else said) + self.blank
+        before = self._parts(between)[-1]
+        given, whole = self.encode(before), self.encode(before + said)
         # some tokenizers begin a text otherwise than they go on in it
-        ids = whole[len(given) :] if whole[: len(given)] == given else self.encode(text)
+        ids = whole[len(given) :] if whole[: len(given)] == given else self.encode(said)
         return [*ids, self.end]
 
-    def _conversation(
-        self, messages: Sequence[Message], opened: bool, tools: str | None
+    def _behind(self, body: list[int] | None, text: str) -> str:
+        """What the template writes next, without the end that an answer's body has. None: no answer stands
+        before."""
+        if body is None:
+            return text
+        if not text.startswith(self.end_text):
+            raise ValueError(f"the chat template ends an answer here with {text!r}")
+        if body[-1:] != [self.end]:  # cut short: it gets an end that is not the agent's
+            return text.removeprefix(self.blank)
+        text = text.removeprefix(self.end_text)
+        return text.lstrip() if self.added[self.end].rstrip else text
+
+    def dialogue(
+        self, messages: Sequence[Message], tools: str | None = None, *, opened: bool = False
     ) -> Dialogue:
-        """All messages as ids; `opened`: up to the agent's next answer."""
+        """All messages as ids; `opened`: up to where the agent is to answer. A turn is the agent's tokens with the
+        end that it chose; all else is -1. tools: the functions that it may call, JSON."""
         template = self.with_tools(tools)
         ids: list[int] = []
         turns: list[int] = []
-        between: list[str] = []  # what was written since the last answer
-        last, body, turn = None, [], 0
-
-        def written(text: str) -> str:  # what stands behind an answer begins with its end
-            if last != "assistant":
-                return text
-            if not text.startswith(self.end_text):
-                raise ValueError(f"the chat template ends an answer with {text!r} here")
-            if body[-1:] != [self.end]:  # cut short: it gets an end that is not the agent's
-                return text.removeprefix(self.blank)
-            text = text.removeprefix(self.end_text)
-            return text.lstrip() if self.added[self.end].rstrip else text
-
+        between: list[str] = []  # the texts since the last answer
+        turn, last, body = 0, None, None
         for message in messages:
+            said = template.form(message.role)(message.content)
             if message.role == "assistant":
-                between.append(written(template.opening(last)))
-                given = self._ids(between)
-                said = template.form("assistant")(message.content)
                 if message.calls:
                     said = template.called(last, message.content, json.loads(message.calls))
-                body = self.answer(message, self._parts(between)[-1], said)
+                between.append(self._behind(body, template.opening(last)))
+                given, body = self._ids(between), self.answer(message, between, said)
                 ids += [*given, *body]
                 turns += [-1] * len(given) + [turn] * len(body)
                 between, turn = [], turn + 1
             else:
-                said = Plain(template.form(message.role)(message.content))
-                between += [written(template.before(last, message.role)), said]
+                before = self._behind(body, template.before(last, message.role))
+                between += [before, Plain(said)]
+                body = None
             last = message.role
-        between.append(written(template.opening(last) if opened else template.closing(last)))
-        given = self._ids(between)
+        end = template.opening(last) if opened else template.closing(last)
+        given = self._ids([*between, self._behind(body, end)])
         return Dialogue(ids + given, turns + [-1] * len(given))
-
-    def dialogue(self, messages: Sequence[Message], tools: str | None = None) -> Dialogue:
-        """All messages as ids. A turn is the agent's tokens with the end that it chose; all else -1."""
-        return self._conversation(messages, False, tools)
 
     def prompt(self, messages: Sequence[Message], tools: str | None = None) -> list[int]:
         """Ids up to the agent's next answer."""
-        return self._conversation(messages, True, tools).ids
+        return self.dialogue(messages, tools, opened=True).ids
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
