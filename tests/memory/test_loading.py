@@ -93,7 +93,7 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
     # as if another processor had merged
-    monkeypatch.setattr(loading, "merge", lambda model, dtype: None)
+    monkeypatch.setattr(loading, "merge", lambda *_: None)
     assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
 
 

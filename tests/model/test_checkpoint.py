@@ -210,6 +210,7 @@ def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
     repository = tmp_path / "models--someone--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
+    tiny.checkpoint(repository / "snapshots" / ("0" * 40))
     save(a_model(), repository / "snapshots" / ("0" * 40))
     assert locate("someone/tiny") == repository / "snapshots" / ("0" * 40)
     same(load("someone/tiny"), a_model())

@@ -165,7 +165,7 @@ def test_a_gguf_files_text_is_cut_as_the_name_of_its_split_says(tmp_path, split,
 @pytest.mark.parametrize(
     "change, what",
     [
-        (lambda data: b"GGML" + data[4:], "not a whole GGUF file"),
+        (lambda data: b"GGML" + data[4:], "not a GGUF file"),
         (lambda data: data[:200], "not a whole GGUF file"),
         (lambda data: data[:-500], "not a whole GGUF file"),
         (lambda data: data.replace(b"qwen2", b"gemma"), "general.architecture is 'gemma'"),

@@ -163,8 +163,8 @@ def test_a_model_that_does_not_fit_in_full_is_refused_before_it_is_loaded(
 def test_an_export_that_fails_leaves_nothing_behind(base, adapter, tmp_path, monkeypatch, name):
     real = getattr(publish, name)
 
-    def full(*arguments):
-        real(*arguments)
+    def full(*arguments, **options):
+        real(*arguments, **options)
         raise OSError("no space left on device")
 
     monkeypatch.setattr(publish, name, full)
