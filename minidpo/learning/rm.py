@@ -252,6 +252,7 @@ def require_reward_model(folder: Path, kind: str = "reward") -> Path:
         raise ValueError(
             f"{folder}: no {kind} head here; train.py rm makes a reward model, in OUT/adapter"
         )
+    lora.read_weights(where)  # a judge is opened after all that it judges
     return where
 
 

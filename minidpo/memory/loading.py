@@ -90,7 +90,10 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
 
 def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
     """The machine `as_trained`; where the adapters' bfloat16 is slow, and nobody asked for it, the base has
-    its weights, and computes in float32."""
+    its weights, and computes in float32. Raises ValueError for an adapter that `lora.load` would refuse
+    whatever its base, before that is read."""
+    for adapter in filter(None, adapters):
+        lora.read_weights(adapter)
     found = as_trained(machine, *adapters)
     slow = found != machine and is_slow(device_of(found), dtype_on(found, cuda=False))
     return replace(found, dtype="rounded") if slow else found

@@ -337,10 +337,8 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
     stored, metadata = read_weights(folder)
     path, made_for = folder / WEIGHTS, metadata.get(BASE_FINGERPRINT)
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    expected, cast = {}, {}
-    for name, module in targets(model, config).items():
-        dtype = torch.promote_types(module.weight.dtype, torch.float32)
-        cast |= dict.fromkeys((f"{PREFIX}{name}.lora_{part}.weight" for part in "AB"), dtype)
+    expected, maps = {}, targets(model, config)
+    for name, module in maps.items():
         expected[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
         expected[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
     for name in sorted(shapes.keys() | expected.keys()):
@@ -349,7 +347,8 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
                 f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                 f"{wanted} in this model (None: it is not there)"
             )
-    for name, dtype in cast.items():
+    dtype = torch.promote_types(next(iter(maps.values())).weight.dtype, torch.float32)
+    for name in stored:
         stored[name] = stored[name].to(dtype)
         require_finite(path, name, stored[name])
     if made_for and made_for != (base or fingerprint_of_base(model)):

@@ -71,7 +71,7 @@ def not_gguf(path: Path) -> str:
         return f"{path}: a Git LFS pointer in place of the file: run `git lfs pull` in its folder"
     return (
         f"{path}: not a GGUF file, because it does not begin with {MAGIC.decode()}: download it "
-        "again; of a model in safetensors give the folder"
+        "again, or give the folder if it is one of safetensors"
     )
 
 

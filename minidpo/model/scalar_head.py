@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from minidpo.model.decoder import Transformer
-from minidpo.system.tensors import open_weights, read_weights, require_finite, write_weights
+from minidpo.system.tensors import read_weights, require_finite, write_weights
 
 FILE = "head.safetensors"  # beside the files of the adapter that makes its hidden states
 
@@ -48,5 +48,4 @@ def kind_in(folder: Path) -> str | None:
     """The kind of the head in a folder; None if there is none."""
     if not (folder / FILE).is_file():
         return None
-    with open_weights(folder / FILE) as file:
-        return next(iter(file.keys()), None)
+    return next(iter(read_weights(folder / FILE)[0]), None)
