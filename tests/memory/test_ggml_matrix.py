@@ -1,5 +1,7 @@
 """A GGUF file's blocks as the frozen base: the same numbers as when they are written out, in fewer bytes."""
 
+import os
+
 import gguf
 import numpy as np
 import pytest
@@ -159,3 +161,15 @@ def test_a_format_that_is_not_read_is_refused_by_its_name_and_the_tensors(tmp_pa
     with pytest.raises(ValueError, match=rf"base.gguf: tensor \S+ is {kind}") as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cache_is_that_of_all_parts_of_a_split_file(tmp_path):
+    write_gguf(tmp_path / "cut.gguf", CASES["llama"], K.Q8_0, split_max_tensors=7)
+    first, *_, last = sorted(tmp_path.glob("cut-*.gguf"))
+    formats, cache = tensor_formats(first), tmp_path / "cache"
+    made = load_quantised(first, torch.float32, cache=cache, formats=formats)
+    again = load_quantised(first, torch.float32, cache=cache, formats=formats)
+    assert all(map(torch.equal, made.state_dict().values(), again.state_dict().values()))
+    os.utime(last, (1, 1))
+    with pytest.raises(ValueError, match="another checkpoint"):
+        load_quantised(first, torch.float32, cache=cache, formats=formats)
