@@ -59,9 +59,11 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if path.is_dir():
         return (is_base and _only_gguf(path)) or path
     if path.is_file():
-        if is_gguf(path):
-            return path
-        raise ValueError(not_gguf(path))
+        if not is_base:
+            raise ValueError(f"{path}: a file: give the folder that it is in")
+        if not is_gguf(path):
+            raise ValueError(not_gguf(path))
+        return path
     if path.suffix == ".gguf":
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):

@@ -88,17 +88,17 @@ def read(path: Path) -> Stored:
     """A model's metadata and tensors, mapped once a process. Raises ValueError if a file is missing or not whole."""
     first = _reader(path)
     number, count = _part_of(first)
+    named = SPLIT_NAME.fullmatch(path.name)
+    name = f"{named[1] if named else 'NAME'}-{{:05d}}-of-{count:05d}.gguf"
     if number:
-        raise ValueError(f"{path}: part {number + 1} of {count}: give the first part")
+        raise ValueError(f"{path}: part {number + 1} of {count}: give the first, {name.format(1)}")
+    if count > 1 and path.name != name.format(1):
+        raise ValueError(
+            f"{path}: part 1 of {count}: call it {name.format(1)}, and put the others beside it"
+        )
     files, tensors = [path], list(first.tensors)
     for n in range(1, count):
-        named = SPLIT_NAME.fullmatch(path.name)
-        if named is None:
-            raise ValueError(
-                f"{path}: part 1 of {count}: name it NAME-00001-of-{count:05d}.gguf and put the "
-                "others beside it"
-            )
-        part = path.with_name(f"{named[1]}-{n + 1:05d}-of-{count:05d}.gguf")
+        part = path.with_name(name.format(n + 1))
         if not part.is_file():
             raise ValueError(f"{part}: no such file: it is part {n + 1} of {count} of {path.name}")
         reader = _reader(part)

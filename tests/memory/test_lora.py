@@ -283,6 +283,11 @@ def test_one_number_that_is_not_finite_in_the_models_dtype_is_refused_by_its_ten
     refused(tiny(dtype=torch.float32), saved, f"tensor {name} .*not finite")
 
 
+def test_a_file_of_an_adapter_is_not_its_folder(saved):
+    for name in lora.FILES:
+        refused(tiny(), saved / name, "give the folder")
+
+
 # PEFT
 
 
