@@ -160,13 +160,7 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     values["head_dim"] = raw.get("head_dim") or 0
     values["rope_scaling"] = None
     if rope_type == "llama3":
-        values["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
-        if not all(
-            isinstance(x, (int, float)) and 0 < x < math.inf for x in values["rope_scaling"]
-        ):
-            raise ValueError(
-                f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}"
-            )
+        values["rope_scaling"] = _llama3(path, rope_key, rope)
     for name, kind in ((field.name, field.type) for field in fields(ModelConfig)):
         value = values[name]
         if kind not in (int, float) or (name, value) == ("head_dim", 0):
@@ -180,6 +174,14 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
         return ModelConfig(**values), DTYPES[dtype]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _llama3(path: Path, key: str, rope: dict) -> RopeScaling:
+    """Llama 3's scaling in a config's `key`. Raises ValueError if one of its numbers is missing or has no sense."""
+    scaling = RopeScaling(*(rope.get(name) for name in RopeScaling._fields))
+    if not all(isinstance(x, (int, float)) and 0 < x < math.inf for x in scaling):
+        raise ValueError(f"{path}: {key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}")
+    return scaling
 
 
 def raw_config(folder: Path) -> dict:

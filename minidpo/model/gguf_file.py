@@ -185,21 +185,26 @@ def config_of(path: Path) -> dict:
     for key, stored in TOKEN_IDS.items():
         if f"tokenizer.ggml.{stored}" in read(path).fields:
             config[key] = value(path, f"tokenizer.ggml.{stored}")
-    if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
+    if ROPE_FACTORS in tensors:
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
-        llama3 = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
-        expected = rope_divisors(2 * len(divisors), config["rope_theta"], llama3)
-        if not torch.allclose(expected, divisors, rtol=1e-3):
-            raise ValueError(
-                f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented"
-            )
-        config["rope_scaling"] = {"rope_type": "llama3", **llama3._asdict()}
+        config["rope_scaling"] = _llama3(path, divisors, config["rope_theta"])
     if (turned := setting("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
         raise ValueError(
             f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
             f"{config['head_dim']} numbers of a head are turned here"
         )
     return config
+
+
+def _llama3(path: Path, divisors: Tensor, theta: float) -> dict:
+    """Llama 3's scaling from what it divides the frequencies by; Meta's models differ in `factor` alone."""
+    scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
+    expected = rope_divisors(2 * len(divisors), theta, scaling)
+    if not torch.allclose(expected, divisors, rtol=1e-3):
+        raise ValueError(
+            f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented"
+        )
+    return {"rope_type": "llama3", **scaling._asdict()}
 
 
 class Piece(NamedTuple):
