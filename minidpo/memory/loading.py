@@ -27,7 +27,7 @@ from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Transformer
 from minidpo.system import processes
-from minidpo.system.tensors import fingerprint
+from minidpo.system.tensors import fingerprint, require_finite
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
@@ -99,7 +99,10 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
 
 def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
     """The machine `as_trained`; where the adapters' bfloat16 is slow, and nobody asked for it, the base has
-    its weights, and computes in float32."""
+    its weights, and computes in float32. Raises ValueError for an adapter that `lora.load` would refuse
+    whatever its base, before that is read."""
+    for adapter in filter(None, adapters):
+        lora.read_weights(adapter)
     found = as_trained(machine, *adapters)
     slow = found != machine and is_slow(device_of(found), dtype_on(found, cuda=False))
     return replace(found, dtype="rounded") if slow else found
@@ -138,14 +141,17 @@ def open_policy(
     scales = {layer.scale for layer in lora.layers(model).values()}
     what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
     if not setup.machine.quantize:
-        merge(model, setup.dtype)
+        merge(model, setup.dtype, adapter or source)
     return model.requires_grad_(False).eval(), chat, hashlib.sha256(what.encode()).hexdigest()
 
 
-def merge(model: Transformer, dtype: torch.dtype) -> None:
-    """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away."""
+def merge(model: Transformer, dtype: torch.dtype, name: str | Path) -> None:
+    """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away.
+    Raises ValueError, with the adapter's name, for a weight that overflows."""
     expand(model)
     if dtype == torch.float32:
         model.float()
     lora.merge(model)
     model.to(dtype)
+    for tensor, weight in model.state_dict().items():
+        require_finite(name, tensor, weight)

@@ -93,7 +93,7 @@ def evaluate(command: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a model. Returns the result."""
     adapters = parse_adapters(command.adapters)
     for folder in filter(None, adapters.values()):
-        lora.located(folder)
+        lora.read_weights(folder)  # the last is opened an hour after the first
     if command.export:
         return export(command, adapters)
     context = command.context()

@@ -22,7 +22,16 @@ from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import Chat
-from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save
+from minidpo.model.checkpoint import (
+    HUB_FILES,
+    NANO,
+    SMOLLM2,
+    SMOLLM2_HUB,
+    locate,
+    raw_config,
+    save,
+    token_ids,
+)
 from minidpo.model.decoder import Transformer
 from minidpo.results.table import table
 from minidpo.system import processes
@@ -30,7 +39,15 @@ from minidpo.system.files import read_json, temporary_beside, write_json
 from minidpo.system.result_file import read_result
 from minidpo.system.tensors import fingerprint
 
-BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
+# copied if there
+BESIDE = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
 UPLOADED = {
     "adapter": (*lora.FILES, scalar_head.FILE),
@@ -69,7 +86,7 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
     if machine.quantize:
         print("the base is held in few bits: the values that its codes stand for are written")
     layers = lora.layers(model)
-    merge(model, dtype)
+    merge(model, dtype, adapter)
     return Merged(base, model, chat, layers)
 
 
@@ -117,10 +134,10 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
     temporary = temporary_beside(folder)
     try:
         if gguf_file.is_gguf(base):
-            save(model, temporary, None)
+            save(model, temporary, None, found=raw_config(base))
             gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
         else:
-            save(model, temporary, base / "tokenizer.json")
+            save(model, temporary, base / "tokenizer.json", found=raw_config(base))
         write_tokenizer(base, chat, temporary)
         write_json(temporary / RECORD, record)
         os.rename(temporary, folder)
@@ -132,17 +149,20 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
 
 def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
     """Write what transformers needs beside tokenizer.json: settings, chat template, stop tokens."""
-    for name in BESIDE:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, folder / name)
+    for path in (path for pattern in BESIDE for path in base.glob(pattern)):
+        copy = folder / path.relative_to(base)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
     settings = _read_if_there(base / "tokenizer_config.json")
     if not settings:
         name_of = chat.tokenizer.id_to_token
         end, pad = name_of(chat.end), "<|endoftext|>"  # Llama 3 has no pad token
+        if (given := token_ids(base).get("pad_token_id")) is not None:
+            pad = name_of(given)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": end,
-            "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad,
+            "pad_token": end if pad is None or chat.tokenizer.token_to_id(pad) is None else pad,
         }
         print(
             "the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
@@ -154,7 +174,7 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
         settings["chat_template"] = chat.template.source
     write_json(folder / "tokenizer_config.json", settings)
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token, or null
-    generation = _read_if_there(base / "generation_config.json")
+    generation = _read_if_there(base / "generation_config.json") or token_ids(base)
     others = generation.get("eos_token_id")
     others = others if isinstance(others, list) else [others]
     ends = [chat.end, *(end for end in others if end not in (chat.end, None))]
@@ -183,7 +203,7 @@ def push(command: PushCommand) -> dict:
     """Upload an adapter or a merged model with a model card, in one commit. Returns where it is."""
     processes.refuse_torchrun("an upload is not made")
     kind, files = to_upload(command.folder)
-    uploads = {path.name: path for path in files}
+    uploads = {path.relative_to(command.folder).as_posix(): path for path in files}
     uploads["README.md"] = card(command, kind).encode()
     if hub.get_token() is None:
         raise ValueError("an upload to the hub needs a token: set HF_TOKEN, or run `hf auth login`")

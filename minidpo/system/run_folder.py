@@ -22,7 +22,7 @@ from minidpo.system.files import (
     write_json,
     write_text,
 )
-from minidpo.system.tensors import fingerprint, open_weights, write_weights
+from minidpo.system.tensors import fingerprint, read_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
@@ -127,9 +127,7 @@ class RunFolder:
         if not self.state.is_file():
             return None
         try:
-            with open_weights(self.state) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors, metadata = read_weights(self.state)
             if metadata.get("version") != STATE_VERSION:
                 raise ValueError(f"{self.state}: made by another version")
             if metadata.get("base", self.base) != self.base:

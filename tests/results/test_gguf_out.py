@@ -162,6 +162,39 @@ def test_a_gguf_base_keeps_its_own_tokenizer_and_goes_out_again(tmp_path):
             assert two.fields[key].contents() == field.contents()
 
 
+def test_what_ends_begins_and_fills_a_text_goes_out_with_the_base_both_ways_and_back(tmp_path):
+    ids = {"eos_token_id": [7, 5], "bos_token_id": 3, "pad_token_id": 6}
+    base = as_folder(roomy(CASES["llama"]), tmp_path / "base")
+    config = json.loads((base / "config.json").read_text()) | ids | {"initializer_range": 0.5}
+    (base / "config.json").write_text(json.dumps(config))
+    adapter_of(base, tmp_path / "adapter")
+    for export in (export_gguf, export_merged):
+        export(str(base), tmp_path / "adapter", HERE, tmp_path, "one")
+    end = Chat.load(base).end
+
+    def written(folder, name):
+        return json.loads((tmp_path / folder / name).read_text())
+
+    assert written("one-merged", "config.json").items() >= {**ids, "initializer_range": 0.5}.items()
+    generation = {**ids, "eos_token_id": [end, 7, 5]}
+    assert written("one-merged", "generation_config.json") == generation
+    fields = gguf.GGUFReader(tmp_path / "one-merged.gguf").fields
+    for key, wanted in (("eos", 7), ("eot", end), ("bos", 3), ("padding", 6)):
+        assert fields[f"tokenizer.ggml.{key}_token_id"].contents() == wanted
+    adapter_of(tmp_path / "one-merged.gguf", tmp_path / "second")
+    export_merged(str(tmp_path / "one-merged.gguf"), tmp_path / "second", HERE, tmp_path, "two")
+    assert written("two-merged", "config.json").items() >= {**ids, "eos_token_id": 7}.items()
+    pad = Chat.load(base).tokenizer.id_to_token(6)
+    assert written("two-merged", "tokenizer_config.json")["pad_token"] == pad
+    transformers = pytest.importorskip("transformers")
+    theirs = [
+        transformers.AutoConfig.from_pretrained(folder)
+        for folder in (base, tmp_path / "one-merged")
+    ]
+    for key in (*ids, "initializer_range", "rope_parameters", "vocab_size"):
+        assert getattr(theirs[0], key) == getattr(theirs[1], key)
+
+
 def test_what_llama_cpp_cannot_have_is_refused_in_one_line_and_nothing_is_left(tmp_path):
     base = tiny.checkpoint(tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")

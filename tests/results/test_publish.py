@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from hub import TOKEN, Hub
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
@@ -126,6 +126,41 @@ def test_the_files_beside_the_bases_tokenizer_go_along(qwen2_like, adapter, tmp_
     assert not written("tokenizer_config.json").get("chat_template")
 
 
+def test_all_templates_and_names_of_tokens_go_along_and_up(qwen2_like, adapter, tmp_path):
+    beside = {
+        "additional_chat_templates/tool.jinja": "for tools",
+        "special_tokens_map.json": "{}",
+        "added_tokens.json": '{"<|im_end|>": 2}',
+        "merges.txt": "a b",
+    }
+    (qwen2_like / "additional_chat_templates").mkdir()
+    for name, text in beside.items():
+        (qwen2_like / name).write_text(text)
+    settings = json.loads((qwen2_like / "tokenizer_config.json").read_text())
+    named = [{"name": name, "template": f"{{# {name} #}}{CHATML}"} for name in ("default", "rag")]
+    settings["chat_template"] = named
+    (qwen2_like / "tokenizer_config.json").write_text(json.dumps(settings))
+    export_merged(str(qwen2_like), adapter, HERE, tmp_path, "mine")
+    merged = tmp_path / "mine-merged"
+    assert {name: (merged / name).read_text() for name in beside} == beside
+    assert json.loads((merged / "tokenizer_config.json").read_text())["chat_template"] == named
+    assert {merged / name for name in beside} <= set(to_upload(merged)[1])
+
+
+@pytest.mark.parametrize("write", [export_merged, publish.export_gguf], ids=["folder", "gguf"])
+def test_an_adapter_with_one_number_that_is_not_finite_is_not_exported(
+    base, adapter, tmp_path, write
+):
+    spoiled = shutil.copytree(adapter, tmp_path / "spoiled")
+    tensors = load_file(spoiled / lora.WEIGHTS)
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, spoiled / lora.WEIGHTS)
+    with pytest.raises(ValueError, match=f"{lora.WEIGHTS}: tensor {name} "):
+        write(str(base), spoiled, HERE, tmp_path / "out", "mine")
+    assert not (tmp_path / "out").exists()
+
+
 def test_auto_tokenizer_reads_the_tokenizer_of_a_qwen2_as_we_do(qwen2_like, adapter, tmp_path):
     transformers = pytest.importorskip("transformers")
     export_merged(str(qwen2_like), adapter, HERE, tmp_path, "mine")
@@ -163,8 +198,8 @@ def test_a_model_that_does_not_fit_in_full_is_refused_before_it_is_loaded(
 def test_an_export_that_fails_leaves_nothing_behind(base, adapter, tmp_path, monkeypatch, name):
     real = getattr(publish, name)
 
-    def full(*arguments):
-        real(*arguments)
+    def full(*arguments, **options):
+        real(*arguments, **options)
         raise OSError("no space left on device")
 
     monkeypatch.setattr(publish, name, full)
