@@ -84,7 +84,7 @@ class Agent:
         model = os.path.expanduser(model)
         folder = None if adapter is None else at_home(Path(adapter))
         loaded, self.chat, identity = open_policy(model, folder, machine)
-        self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
+        self.name, self.sampling, self.seed = f"{adapter or model}@{identity}", sampling, seed
         self.shots, self.world = as_shots(shots), world or envs.world("miniwob")
         policy = ModelPolicy(
             loaded, self.chat, self.name, self.world.system_prompt, sampling, seed=seed, pages=1
