@@ -20,6 +20,7 @@ import tyro
 
 from minidpo.system import processes
 from minidpo.system.files import as_json
+from minidpo.system.tracking import told_of_the_end
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
 AS_INSTALLED = {
@@ -198,7 +199,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     torch.set_num_threads(torch.get_num_threads())
     gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
     try:
-        with processes.process_group():
+        with processes.process_group(), told_of_the_end():
             run(sys.argv[1:])
             sys.stdout.flush()
     # a wrong setting or input, the disk, memory
