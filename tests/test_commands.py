@@ -173,6 +173,26 @@ def test_the_other_learners_by_hand(shelf_base, made, name, group):
     assert lora.read_config(adapter) == lora.read_config(made / "sft" / "adapter")
 
 
+@pytest.mark.parametrize(
+    "name, part", [("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_run_is_not_done_where_its_model_is_another_now(shelf_base, made, tmp_path, name, part):
+    """A moved model is the same; in place of a file of other content, nothing is done already."""
+    base = tmp_path / "base"
+    shutil.copytree(shelf_base, base)
+    shutil.copytree(made / "sft", tmp_path / "sft")
+    flags = ["--data", str(made / "demos.jsonl"), "--lora.rank", "4", *of("sft")]
+    before = (tmp_path / "sft" / "config.json").read_bytes()
+    for _ in range(2):  # the second time its hashes are kept
+        assert hand(base, tmp_path, "sft", *flags) == tmp_path / "sft" / "adapter"
+    content = bytearray((base / name).read_bytes())
+    content[-1] ^= 1
+    (base / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"sft.* {part}.*--out"):
+        hand(base, tmp_path, "sft", *flags)
+    assert (tmp_path / "sft" / "config.json").read_bytes() == before
+
+
 def test_a_mean_by_hand_is_kept_and_overwrites_nothing(made):
     adapters = [str(made / name / "adapter") for name in ("sft", "sft")]
     flags = ["--adapters", *adapters, "--out"]

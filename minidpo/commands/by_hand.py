@@ -19,7 +19,7 @@ from minidpo.data.pairs import (
     unpaired,
 )
 from minidpo.data.selection import answers_of_experts, solved
-from minidpo.experiment import adapter_sha256
+from minidpo.experiment import adapter_sha256, model_sha256
 from minidpo.learning import average as averages
 from minidpo.learning.dpo import DPO, dpo
 from minidpo.learning.explain import explain
@@ -56,7 +56,7 @@ class Command(ContextOptions):
             raise ValueError("--data names a file twice, and what is in it would count twice")
 
     def open_run(self, *also: Path, **adapters: Path | None) -> RunFolder:
-        """The run's folder, which knows its inputs by content: `data`, `also` and adapters. Raises ValueError if
+        """The run's folder, which knows its inputs by content: model, `data`, `also` and adapters. Raises ValueError if
         it holds another run, or something that this one reads."""
         adapters = {"adapter": self.adapter, **adapters}
         files = [*self.data, *also]
@@ -66,7 +66,10 @@ class Command(ContextOptions):
                 raise ValueError(
                     f"--out {self.out} would overwrite {path}, which it reads: give another"
                 )
-        hashes = {"data_sha256": [file_sha256(path) for path in files]}
+        hashes = {
+            "data_sha256": [file_sha256(path) for path in files],
+            "model_sha256": model_sha256(self.model, self.out / "base.json"),
+        }
         for name, adapter in adapters.items():
             hashes[f"{name}_sha256"] = adapter_sha256(adapter) if adapter else None
         return RunFolder(self.out, {**asdict(self), **hashes})

@@ -120,9 +120,9 @@ def open_policy(
     """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
-    `act_dtype` float32 nothing is lost. The fingerprint is of all weights that were read, and of the dtype.
-    It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
-    are read, if they do not fit.
+    `act_dtype` float32 nothing is lost. The fingerprint, WEIGHTS-CHAT, is of all weights that were read and the
+    dtype, and of the tokenizer and the chat template. It is not of merged weights, whose last bits depend on
+    the processor. Raises ValueError, before weights are read, if they do not fit.
     """
     machine = to_compute(machine, adapter)
     # merging makes it float32 by itself
@@ -140,9 +140,11 @@ def open_policy(
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}
     what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
+    written = f"{chat.tokenizer.to_str()} {chat.template.source}"
+    weights, words = (hashlib.sha256(x.encode()).hexdigest()[:12] for x in (what, written))
     if not setup.machine.quantize:
         merge(model, setup.dtype, adapter or source)
-    return model.requires_grad_(False).eval(), chat, hashlib.sha256(what.encode()).hexdigest()
+    return model.requires_grad_(False).eval(), chat, f"{weights}-{words}"
 
 
 def merge(model: Transformer, dtype: torch.dtype, name: str | Path) -> None:

@@ -93,6 +93,10 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
         loading.open_policy(base, tmp_path / "one", replace(HERE, act_dtype="bfloat16")),
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
+    shutil.copytree(base, tmp_path / "template")
+    (tmp_path / "template" / "chat_template.jinja").write_text("{{ messages }}<|im_start|>")
+    other = loading.open_policy(str(tmp_path / "template"), tmp_path / "one", HERE)[2]
+    assert other != mark and other.partition("-")[0] == mark.partition("-")[0]
     # as if another processor had merged
     monkeypatch.setattr(loading, "merge", lambda *_: None)
     assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
