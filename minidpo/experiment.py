@@ -137,7 +137,7 @@ class Experiment:
         self.common = {
             "world": self.world.name,
             "seed": self.seed,
-            "base": sha256_of(files_sha256(self.options.model, self.folder / "base.json")),
+            "base": kept_sha256(self.options.model, self.folder / "base.json"),
             **numbers_of(self.options.machine),
         }
         if self.options.shots:
@@ -583,22 +583,25 @@ def _plain(value: object) -> object:
     return value
 
 
-def files_sha256(model: str, kept: Path) -> list[list[str]]:
-    """Name and SHA-256 of each of a base's files: weights, shape, tokenizer, chat template. `kept` remembers them
-    beside their sizes and times of change, so that fifteen gigabytes are read once."""
-    files = files_of(model)
-    state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-    found = read_json(kept) if kept.is_file() else {}
-    if found.get("files") != state or "hashes" not in found:
-        found = {"files": state, "hashes": [[f.name, file_sha256(f)] for f in files]}
-        if processes.rank() == 0 and kept.parent.is_dir():  # what is refused leaves no folder
-            write_json(kept, found)
-    return found["hashes"]
+def files_sha256(model: str) -> list[list[str]]:
+    """Name and SHA-256 of each of a base's files: weights, shape, tokenizer, chat template."""
+    return [[file.name, file_sha256(file)] for file in files_of(model)]
 
 
-def model_sha256(model: str, kept: Path) -> dict[str, str]:
+def kept_sha256(model: str, kept: Path) -> str:
+    """SHA-256 of `files_sha256`, which `kept` remembers beside sizes and times of change: fifteen gigabytes are
+    read once."""
+    state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files_of(model)]
+    found = read_json(kept) if kept.is_file() else {"files": None}
+    if found["files"] != state:
+        found = {"files": state, "sha256": sha256_of(files_sha256(model))}
+        processes.on_rank_0(write_json, kept, found)
+    return found["sha256"]
+
+
+def model_sha256(model: str) -> dict[str, str]:
     """SHA-256 of a base's weights, whatever their files are called, and of each other file by its name."""
-    hashes = files_sha256(model, kept)
+    hashes = files_sha256(model)
     others = {
         name: digest
         for name, digest in hashes

@@ -56,8 +56,8 @@ class Command(ContextOptions):
             raise ValueError("--data names a file twice, and what is in it would count twice")
 
     def open_run(self, *also: Path, **adapters: Path | None) -> RunFolder:
-        """The run's folder, which knows its inputs by content: model, `data`, `also` and adapters. Raises ValueError if
-        it holds another run, or something that this one reads."""
+        """The run's folder, which knows its inputs by content: model, `data`, `also` and adapters. Raises
+        ValueError if it holds another run, or something that this one reads."""
         adapters = {"adapter": self.adapter, **adapters}
         files = [*self.data, *also]
         written = ("adapter", "pairs.jsonl", "metrics.jsonl")
@@ -68,7 +68,7 @@ class Command(ContextOptions):
                 )
         hashes = {
             "data_sha256": [file_sha256(path) for path in files],
-            "model_sha256": model_sha256(self.model, self.out / "base.json"),
+            "model_sha256": model_sha256(self.model),
         }
         for name, adapter in adapters.items():
             hashes[f"{name}_sha256"] = adapter_sha256(adapter) if adapter else None

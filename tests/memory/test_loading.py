@@ -16,6 +16,7 @@ from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
+from minidpo.model.chat import CHATML
 from minidpo.system.tensors import fingerprint
 
 HERE = Machine(device="cpu", dtype="float32")
@@ -94,7 +95,7 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
     shutil.copytree(base, tmp_path / "template")
-    (tmp_path / "template" / "chat_template.jinja").write_text("{{ messages }}<|im_start|>")
+    (tmp_path / "template" / "chat_template.jinja").write_text(CHATML.replace("helpful", "small"))
     other = loading.open_policy(str(tmp_path / "template"), tmp_path / "one", HERE)[2]
     assert other != mark and other.partition("-")[0] == mark.partition("-")[0]
     # as if another processor had merged
