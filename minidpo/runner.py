@@ -52,7 +52,7 @@ def run_algorithm(
         tracking = Tracking(run.folder, settings)
         processes.on_rank_0(tracking.begin)
         found = validated(run, name, algorithm(run, options))
-        best = best_of([success for _, success in found])
+        best = index_of_best([success for _, success in found])
         result = measure(run, found, best) | {
             "algorithm": name,
             "command": command,
@@ -94,10 +94,10 @@ def validated(run: Experiment, name: str, policies) -> list[tuple[Policy, float]
     return found
 
 
-def best_of(validation: Sequence[float]) -> int:
+def index_of_best(validation: Sequence[float]) -> int:
     """The index of the highest success; of equal ones the first.
 
-    >>> best_of([0.7, 0.9, 0.8, 0.9])
+    >>> index_of_best([0.7, 0.9, 0.8, 0.9])
     1
     """
     return validation.index(max(validation))
@@ -109,7 +109,7 @@ def should_stop(validation: Sequence[float], patience: int) -> bool:
     >>> should_stop([0.5, 0.7, 0.7], patience=2), should_stop([0.5, 0.7, 0.7, 0.6], patience=2)
     (False, True)
     """
-    return len(validation) - 1 - best_of(validation) >= patience
+    return len(validation) - 1 - index_of_best(validation) >= patience
 
 
 def measure(run: Experiment, found: list[tuple[Policy, float]], best: int) -> dict:

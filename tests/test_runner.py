@@ -20,7 +20,7 @@ from minidpo.learning.dpo import DPO
 from minidpo.learning.sft import SFT
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
-from minidpo.runner import best_of, run_algorithm, should_stop, validated
+from minidpo.runner import index_of_best, run_algorithm, should_stop, validated
 from minidpo.system.result_file import read_result
 
 rates = st.lists(st.integers(0, 5).map(lambda n: n / 5), min_size=1)
@@ -28,7 +28,7 @@ rates = st.lists(st.integers(0, 5).map(lambda n: n / 5), min_size=1)
 
 @given(rates)
 def test_the_policy_that_is_kept_is_the_first_of_the_best(success):
-    best = best_of(success)
+    best = index_of_best(success)
     assert success[best] == max(success) and max(success[:best], default=-1) < success[best]
 
 
