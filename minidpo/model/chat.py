@@ -268,14 +268,30 @@ def _template(folder: Path, tokenizer: Tokenizer) -> tuple[str | None, dict[str,
     tokens = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token, id = settings.get(name), config.get(f"{name}_id")
-        token = token["content"] if isinstance(token, dict) else token
+        token = token.get("content") if isinstance(token, dict) else token
         if token is None and not settings and isinstance(id, int):
             token = tokenizer.id_to_token(id)
         if token is not None:
             tokens[name] = token
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8"), tokens
+    said = folder / "tokenizer_config.json"
+    if wrong := [name for name, token in tokens.items() if not isinstance(token, str)]:
+        raise ValueError(f"{said}: {wrong[0]} should be text, got {settings[wrong[0]]!r:.60}")
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), tokens
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not text in UTF-8 ({error})") from None
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
+        if "default" not in named:
+            raise ValueError(
+                f"{said}: chat_template has none called 'default' among {', '.join(map(str, named))}: "
+                "put the one to follow into chat_template.jinja beside it"
+            )
+        template = named["default"]
+    if not isinstance(template, str | None):
+        raise ValueError(f"{said}: chat_template should be text, got {template!r:.60}")
     return template, tokens

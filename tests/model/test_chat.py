@@ -353,3 +353,24 @@ def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
         )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None}))
     assert Chat.load(tmp_path).begin == []
+
+
+@pytest.mark.parametrize(
+    "said, why",
+    [
+        ({"chat_template": [{"name": "rag", "template": "{{ 1 }}"}]}, "'default' among rag"),
+        ({"chat_template": [{"name": "default"}, {"name": "default", "template": 5}]}, "text, got 5"),
+        ({"chat_template": {"default": ""}}, "text, got"),
+        ({"bos_token": 5}, "bos_token should be text, got 5"),
+    ],
+)  # fmt: skip
+def test_a_tokenizers_settings_that_are_no_template_or_token_are_refused(tmp_path, said, why):
+    """Qwen2's template in their place would be a guess."""
+    (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=f"tokenizer_config.json: .*{why}"):
+        Chat.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="chat_template.jinja: not text in UTF-8"):
+        Chat.load(tmp_path)
