@@ -291,7 +291,7 @@ def _template(folder: Path, tokenizer: Tokenizer) -> tuple[str | None, dict[str,
                 f"{said}: chat_template has none called 'default' among {', '.join(map(str, named))}: "
                 "put the one to follow into chat_template.jinja beside it"
             )
-        template = named["default"]
+        template = named["default"] or ""
     if not isinstance(template, str | None):
         raise ValueError(f"{said}: chat_template should be text, got {template!r:.60}")
     return template, tokens

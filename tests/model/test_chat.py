@@ -361,6 +361,7 @@ def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
         ({"chat_template": [{"name": "rag", "template": "{{ 1 }}"}]}, "'default' among rag"),
         ({"chat_template": [{"name": "default"}, {"name": "default", "template": 5}]}, "text, got 5"),
         ({"chat_template": {"default": ""}}, "text, got"),
+        ({"chat_template": []}, "'default' among"),
         ({"bos_token": 5}, "bos_token should be text, got 5"),
     ],
 )  # fmt: skip
