@@ -36,7 +36,7 @@ SIDES = {"chosen", "rejected", "a", "b"}
 # A key with a word that begins so is never a note: what it says may steer the learning (loss_type,
 # train_on_turn, deleted_at), or be content that is not text (image_url).
 NO_NOTE = re.compile(
-    "attach|audio|delet|discard|drop|exclu|filter|ignor|image|invalid|learn|loss|margin|mask|remov|screenshot"
+    "attach|audio|delet|discard|drop|exclu|filter|ignor|image|invalid|kto|learn|loss|margin|mask|remov|screenshot"
     "|skip|train|video|weight"
 )
 

@@ -109,13 +109,15 @@ def finish(run: RunFolder, policy: Transformer, source: str) -> Path:
 
 
 def finished(run: RunFolder) -> Path:
-    """The adapter of a finished run, whose log's last line is printed. Raises ValueError if it is gone."""
+    """The adapter of a finished run, whose log's last line is printed. Raises ValueError if it is gone or
+    damaged."""
     adapter = run.folder / "adapter"
-    if not (adapter / lora.CONFIG).is_file():
+    if not all((adapter / name).is_file() for name in lora.FILES):
         raise ValueError(
             f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
             "the same command makes it again"
         )
+    lora.read_weights(adapter)
     run.resync_finished()
     log = records(run.folder)
     loss = f"loss {log[-1]['loss']:.4f}" if log else "nothing was changed"

@@ -32,6 +32,7 @@ from minidpo.system.tensors import (
 from minidpo.system.tensors import read_weights as read_tensors
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
+OLD_WEIGHTS = "adapter_model.bin"  # pickled, as PEFT wrote it until 2023
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
 # Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, their dtype if all
 # have one, and SHA-256 of the adapter.
@@ -254,6 +255,10 @@ def write(
 def located(folder: str | Path, files: Sequence[str] = FILES) -> Path:
     """Where an adapter's files lie. Raises ValueError if there is none."""
     where = locate(folder, files)
+    if (where / OLD_WEIGHTS).is_file() and not (where / WEIGHTS).is_file():
+        raise ValueError(
+            f"{folder}: holds {OLD_WEIGHTS} and no {WEIGHTS}: load it with PEFT and save it again"
+        )
     if not (where / CONFIG).is_file():
         raise ValueError(
             f"{folder}: no {CONFIG} here, so this is not an adapter folder (a run's is its {where / 'adapter'})"
@@ -273,6 +278,10 @@ def read_config(folder: str | Path) -> LoRAConfig:
             )
     try:
         rank, alpha, dropout = raw["r"], float(raw["lora_alpha"]), float(raw["lora_dropout"])
+        if type(rank) is not int:
+            raise TypeError(f"r is {rank!r}, no whole number")
+        if raw.get("use_rslora") not in (True, False, None):
+            raise TypeError(f"use_rslora is {raw['use_rslora']!r}, neither true nor false")
         if raw.get("use_rslora"):
             # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
             alpha *= max(rank, 1) ** 0.5

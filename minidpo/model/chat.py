@@ -85,6 +85,7 @@ class Chat:
         # with it every text begins, if the template says so
         self.begin = [self.tokenizer.token_to_id(bos)] if bos and start.startswith(bos) else []
         self.end_text = self.blank + self.tokenizer.id_to_token(self.end)
+        self._begin_with_a_token()
         self._compare()
 
     @classmethod
@@ -106,11 +107,23 @@ class Chat:
         could end its turn."""
         before, closing = self.template.before, self.template.closing
         marks = before(None, "user") + before("assistant", "user") + closing("assistant")
+        marks += before(None, "system") + before("system", "user") + before("user", "assistant")
         tokens = self.tokenizer.get_added_tokens_decoder().values()
         added = {token.content: token for token in tokens}
-        for name in {*cutter(added).split(marks)[1::2]}:
-            if not added[name].special:
-                self.tokenizer.add_special_tokens([AddedToken(name, normalized=False)])
+        for name in sorted({*cutter(added).split(marks)[1::2]}):
+            old = added[name]
+            if not old.special:
+                sides = {"lstrip": old.lstrip, "rstrip": old.rstrip}
+                self.tokenizer.add_special_tokens([AddedToken(name, normalized=False, **sides)])
+
+    def _begin_with_a_token(self) -> None:
+        """Some tokenizers put a blank before the very first text and no other (Llama's, saved anew). If the
+        template begins with a token, there is no such text, so none of ours, encoded one by one, is one."""
+        cutting = self.tokenizer.pre_tokenizer
+        starts = [self._parts([self.template.before(None, role)]) for role in ("system", "user")]
+        begins = all(len(parts) > 1 and not parts[0] for parts in starts)
+        if begins and getattr(cutting, "prepend_scheme", None) == "first":
+            cutting.prepend_scheme = "never"
 
     def _compare(self) -> None:
         """Raises ValueError where our ids differ from those of the template's text as a whole."""
@@ -180,6 +193,7 @@ class Chat:
         if ids and max(ids) < self.vocab_size and self.decode(ids) == message.content:
             return list(ids)
         said = (message.content if said is None else said) + self.blank
+        said = said.rstrip() if self.added[self.end].lstrip else said  # the end takes the blanks
         before = self._parts(between)[-1]
         given, whole = self.encode(before), self.encode(before + said)
         # some tokenizers begin a text otherwise than they go on in it
@@ -254,14 +268,30 @@ def _template(folder: Path, tokenizer: Tokenizer) -> tuple[str | None, dict[str,
     tokens = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token, id = settings.get(name), config.get(f"{name}_id")
-        token = token["content"] if isinstance(token, dict) else token
+        token = token.get("content") if isinstance(token, dict) else token
         if token is None and not settings and isinstance(id, int):
             token = tokenizer.id_to_token(id)
         if token is not None:
             tokens[name] = token
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8"), tokens
+    said = folder / "tokenizer_config.json"
+    if wrong := [name for name, token in tokens.items() if not isinstance(token, str)]:
+        raise ValueError(f"{said}: {wrong[0]} should be text, got {settings[wrong[0]]!r:.60}")
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), tokens
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not text in UTF-8 ({error})") from None
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
+        if "default" not in named:
+            raise ValueError(
+                f"{said}: chat_template has none called 'default' among {', '.join(map(str, named))}: "
+                "put the one to follow into chat_template.jinja beside it"
+            )
+        template = named["default"] or ""
+    if not isinstance(template, str | None):
+        raise ValueError(f"{said}: chat_template should be text, got {template!r:.60}")
     return template, tokens

@@ -26,7 +26,8 @@ LEADING_TO: dict[str | None, tuple[tuple[str, ...], ...]] = {
     "user": (("user",), ("system", "user")),
     "tool": (("user", "assistant", "tool"), ("system", "user", "assistant", "tool")),
 }
-BLANKS = '\n \t"word" <&>\n \t'
+# both ends have blanks outside and inside of line breaks, so that no two of FORMS agree
+BLANKS = '\n \t\n"word" <&>\n \t\n'
 THOUGHTS = "<think>\nwhat was thought\n</think>\n\nClick."
 
 

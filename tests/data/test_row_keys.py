@@ -15,7 +15,7 @@ PUBLIC = """
     distilabel_metadata model_a score_1 URL
 """
 STEERING = """
-    margin mask masked_by loss_type train_on_turn training_id weights weight_score label labels
+    kto_tag margin mask masked_by loss_type train_on_turn training_id weights weight_score label labels
     input_ids ref_chosen_logps chat_template_kwargs tools tool_calls images system instruction
     conversations text question answer response thinking prefix deleted_at success status reward
     ignore_source image_url screenshot_path chosen a é 0

@@ -95,6 +95,13 @@ def test_a_finished_run_is_not_run_again_nor_without_its_adapter(agent, tmp_path
     loaded = "minidpo.memory.loading.open_model"
     monkeypatch.setattr(loaded, lambda *_: pytest.fail("loaded a model"))
     assert run_sft(agent, tmp_path / "run", steps=1) == done
+    weights = tmp_path / "run" / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
+        run_sft(agent, tmp_path / "run", steps=1)
+    weights.unlink()
+    with pytest.raises(ValueError, match="adapter is gone"):
+        run_sft(agent, tmp_path / "run", steps=1)
     shutil.rmtree(tmp_path / "run" / "adapter")
     with pytest.raises(ValueError, match="adapter is gone"):
         run_sft(agent, tmp_path / "run", steps=1)

@@ -190,6 +190,8 @@ def test_an_adapter_for_another_base_is_refused(saved):
         ("invented_in_2031", True),
         ("target_modules", "all-linear"),
         ("r", "8"),
+        ("r", 3.0),
+        ("use_rslora", "false"),
         ("lora_alpha", None),
         ("target_modules", ["q_proj", 1]),
     ],
@@ -212,6 +214,9 @@ def test_damaged_or_missing_files_are_refused(saved):
     refused(tiny(), saved, f"tensor {lost} has shape None in the adapter")
     path.unlink()
     refused(tiny(), saved, "not a complete safetensors file")
+    (saved / "adapter_model.bin").write_bytes(b"")
+    refused(tiny(), saved, "adapter_model.bin and no adapter_model.safetensors")
+    (saved / "adapter_model.bin").unlink()
     (saved / "adapter_config.json").unlink()
     refused(tiny(), saved, "no adapter_config.json here, so this is not an adapter folder")
 

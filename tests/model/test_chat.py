@@ -7,7 +7,7 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from minidpo.model.chat import Chat, Message
 
@@ -143,6 +143,9 @@ MADE_UP = {
     "knows no generation prompt": f"{{% for m in messages %}}{{{{ {TURN} }}}}{{% endfor %}}",
     "marks the agent's words": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}"
     "{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% endfor %}" + ASKED,
+    "line breaks before earlier answers go": "{% for m in messages %}{% set said = m.content %}"
+    "{% if m.role == 'assistant' %}{% set said = said.lstrip('\\n') %}{% endif %}{{ '<|im_start|>' + m.role + '\n' "
+    "+ said + '<|im_end|>\n' }}{% endfor %}" + ASKED,
     "marks without ends": "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}"
     "{% endfor %}{{ '<|assistant|>\\n' if add_generation_prompt }}",
 }
@@ -188,7 +191,9 @@ def conversation(system, first, turns):
     return [{"role": role, "content": content} for role, content in said]
 
 
-@pytest.mark.parametrize("flags", [{}, {"rstrip": True}], ids=["", "rstrip"])
+@pytest.mark.parametrize(
+    "flags", [{}, {"rstrip": True}, {"lstrip": True, "rstrip": True}], ids=["", "right", "both"]
+)
 @pytest.mark.parametrize("name", [*MADE_UP, *REAL])
 @settings(max_examples=15)
 @given(system=st.none() | loud, first=loud, turns=turns)
@@ -298,6 +303,39 @@ def test_what_marks_turns_becomes_special_where_a_tokenizer_does_not_say_so():
     assert tokenizer.token_to_id("<tool>") in chat.encode(loud)  # it ends no turn
 
 
+@pytest.mark.parametrize("name", ["trims", "deepseek-r1-distill-qwen"])
+def test_a_page_opens_no_answer_where_the_tokenizer_calls_no_mark_special(name):
+    """DeepSeek's distilled models do not, and only the token that opens an answer ends a page."""
+    tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
+    tokenizer.add_tokens([AddedToken(mark, rstrip=True) for mark in MARKS])
+    chat = Chat(tokenizer, {**MADE_UP, **REAL}[name], {"bos_token": "<s>", "eos_token": MARKS[-1]})
+    marks = {tokenizer.token_to_id(mark) for mark in MARKS if mark in chat.template.source}
+    assert not marks & set(chat.encode("".join(MARKS)))
+    said = [{"role": "user", "content": "page"}]
+    whole = ids_of_the_whole(chat, chat.template.render(said, opened=True))
+    assert chat.prompt([Message("user", "page")]) == whole
+
+
+@pytest.mark.parametrize("name", ["begins with bos", "a user's end asks"])
+def test_a_blank_before_the_first_text_alone_is_read_as_in_the_whole(name):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bytes_ = [f"<0x{n:02X}>" for n in range(256)]
+    tokenizer.train_from_iterator(
+        ["user assistant page ▁"], trainers.BpeTrainer(special_tokens=["<unk>", *bytes_])
+    )
+    described = json.loads(tokenizer.to_str())
+    described["added_tokens"] = []
+    described["model"]["byte_fallback"] = True
+    first = Tokenizer.from_str(json.dumps(described))
+    first.add_special_tokens(["<|im_start|>", "<|im_end|>", *MARKS])
+    as_it_was = Tokenizer.from_str(first.to_str())
+    chat = Chat(first, MADE_UP[name], {"bos_token": "<s>", "eos_token": "</s>"})
+    said = conversation("act", "page", [("page", "user")])
+    whole = as_it_was.encode(chat.template.render(said, opened=True), add_special_tokens=False).ids
+    assert chat.prompt([Message(**message) for message in said]) == whole
+
+
 def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
     tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
     tokenizer.add_special_tokens(["<s>"])
@@ -315,3 +353,25 @@ def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
         )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None}))
     assert Chat.load(tmp_path).begin == []
+
+
+@pytest.mark.parametrize(
+    "said, why",
+    [
+        ({"chat_template": [{"name": "rag", "template": "{{ 1 }}"}]}, "'default' among rag"),
+        ({"chat_template": [{"name": "default"}, {"name": "default", "template": 5}]}, "text, got 5"),
+        ({"chat_template": {"default": ""}}, "text, got"),
+        ({"chat_template": []}, "'default' among"),
+        ({"bos_token": 5}, "bos_token should be text, got 5"),
+    ],
+)  # fmt: skip
+def test_a_tokenizers_settings_that_are_no_template_or_token_are_refused(tmp_path, said, why):
+    """Qwen2's template in their place would be a guess."""
+    (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=f"tokenizer_config.json: .*{why}"):
+        Chat.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="chat_template.jinja: not text in UTF-8"):
+        Chat.load(tmp_path)
