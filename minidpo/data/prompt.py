@@ -170,6 +170,8 @@ class Conversation:
 
     def dialogue(self, chat: Chat) -> Dialogue:
         """Token ids, and which are to be learned; only those turns are counted."""
+        if self.context and not self.learned:
+            raise ValueError(f"{self.name}: no answer in it is to be learned: leave the row out")
         try:
             ids, turns = chat.dialogue(self.messages, self.tools)
         except ValueError as error:  # the template's own reason

@@ -96,7 +96,7 @@ class Chat:
             found = gguf_file.tokenizer_of(folder), *gguf_file.template_of(folder)
         else:
             tokenizer = _tokenizer(folder)
-            found = tokenizer, *_template(folder, tokenizer)
+            found = tokenizer, _template(folder), _token_names(folder, tokenizer)
         try:
             return cls(*found)
         except ValueError as error:
@@ -259,39 +259,43 @@ def _tokenizer(folder: Path) -> Tokenizer:
         raise ValueError(f"{path}: not a readable tokenizer file ({error})") from None
 
 
-def _template(folder: Path, tokenizer: Tokenizer) -> tuple[str | None, dict[str, str]]:
-    """The chat template among a tokenizer's files, or None, and what its names of tokens stand for."""
-    settings, config = (
-        read_json(folder / name) if (folder / name).is_file() else {}
-        for name in ("tokenizer_config.json", "config.json")
+def _token_names(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """What `bos_token` and the like stand for in a folder's chat template."""
+    read = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+    settings, older, config = (
+        read_json(folder / name) if (folder / name).is_file() else {} for name in read
     )
     tokens = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        token, id = settings.get(name), config.get(f"{name}_id")
+        token, id = settings.get(name, older.get(name)), config.get(f"{name}_id")
         token = token.get("content") if isinstance(token, dict) else token
         if token is None and not settings and isinstance(id, int):
             token = tokenizer.id_to_token(id)
+        if not isinstance(token, str | None):
+            raise ValueError(f"{folder / read[0]}: {name} should be text, got {token!r:.60}")
         if token is not None:
             tokens[name] = token
-    said = folder / "tokenizer_config.json"
-    if wrong := [name for name, token in tokens.items() if not isinstance(token, str)]:
-        raise ValueError(f"{said}: {wrong[0]} should be text, got {settings[wrong[0]]!r:.60}")
-    path = folder / "chat_template.jinja"
+    return tokens
+
+
+def _template(folder: Path) -> str | None:
+    """The chat template among a tokenizer's files, or None."""
+    path, beside = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8"), tokens
+            return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not text in UTF-8 ({error})") from None
-    template = settings.get("chat_template")
+    template = read_json(beside).get("chat_template") if beside.is_file() else None
     if isinstance(template, list):  # several, by name
         entries = [entry for entry in template if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}
         if "default" not in named:
             raise ValueError(
-                f"{said}: chat_template has none called 'default' among {', '.join(map(str, named))}: "
+                f"{beside}: chat_template has none called 'default' among {', '.join(map(str, named))}: "
                 "put the one to follow into chat_template.jinja beside it"
             )
         template = named["default"] or ""
     if not isinstance(template, str | None):
-        raise ValueError(f"{said}: chat_template should be text, got {template!r:.60}")
-    return template, tokens
+        raise ValueError(f"{beside}: chat_template should be text, got {template!r:.60}")
+    return template

@@ -34,6 +34,7 @@ HUB_FILES = [
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer*.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
 ]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -126,7 +126,7 @@ class Template:
     def _opening(self, last: str | None) -> str:
         """What stands between a message of the role `last` and the agent's answer."""
         before = self.before(last, "assistant")
-        if last is None:
+        if last in (None, "assistant"):  # not what a generation prompt is for
             return before
         asked = _first(last, lambda said: self._around(said, opened=True)[-1])
         # Some templates know no generation prompt. In some of these a user's end is all that it takes.

@@ -353,6 +353,9 @@ def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
         )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None}))
     assert Chat.load(tmp_path).begin == []
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    assert Chat.load(tmp_path).begin == begin
 
 
 @pytest.mark.parametrize(
