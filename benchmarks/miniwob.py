@@ -44,7 +44,7 @@ from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.context import Context  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
 from minidpo.results.circumstances import circumstances  # noqa: E402
-from minidpo.runner import best_of, validated  # noqa: E402
+from minidpo.runner import index_of_best, validated  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import main as run_main  # noqa: E402
 from minidpo.system.files import file_sha256, read_json, write_text  # noqa: E402
@@ -121,10 +121,10 @@ def run_part(part: str, seed: int, flags: list[str]) -> None:
         "recipe": [options.sft.steps, options.rounds, "a round of averaged-eto"],
         "flags": " ".join(flags),
         "validation": success,
-        "kept_round": best_of(success),
+        "kept_round": index_of_best(success),
         **circumstances("torch", "playwright", "miniwob", "tokenizers"),
     }
-    for name, policy in (("sft", found[0][0]), ("rounds", found[best_of(success)][0])):
+    for name, policy in (("sft", found[0][0]), ("rounds", found[index_of_best(success)][0])):
         episodes = play(setup, name, policy.adapter, counts_of(part))
         line = with_agent(line, name, policy.adapter, episodes)
     processes.on_rank_0(add_line, line)

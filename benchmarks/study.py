@@ -39,7 +39,7 @@ from minidpo.data.episodes import Episode, read  # noqa: E402
 from minidpo.data.pairs import NothingToLearn  # noqa: E402
 from minidpo.experiment import Experiment, ExperimentOptions, Policy  # noqa: E402
 from minidpo.results.circumstances import machine_name  # noqa: E402
-from minidpo.runner import best_of  # noqa: E402
+from minidpo.runner import index_of_best  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import main as run_main  # noqa: E402
 
@@ -165,7 +165,7 @@ def run_row(study: str, row: str, seed: int) -> Iterator[dict]:
         if not learned or learned[-1].sha256 == first.sha256:
             raise NothingToLearn("no round was trained")
         validation = [run.validate(policy) for policy in learned] if len(learned) > 1 else [1.0]
-        kept = best_of(validation)
+        kept = index_of_best(validation)
         played = {"arm": row, **began, **measured(study, run, learned[kept])}
         if len(learned) > 1:
             played |= {

@@ -67,6 +67,7 @@ def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
     assert figures["depth_first_peak_mib"] < figures["whole_peak_mib"] / 2
 
 
+@pytest.mark.slow
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
     import dpo_step
 
@@ -113,6 +114,7 @@ def base(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_base(
     tmp_path, base
 ):
@@ -198,6 +200,7 @@ def test_every_test_for_a_gpu_is_among_those_that_the_script_runs():
     assert marked == {*gpu.GPU_TESTS}
 
 
+@pytest.mark.slow
 def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no_other(
     tmp_path, monkeypatch, capsys
 ):
@@ -249,6 +252,7 @@ def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no
     assert "PyTorch sees no GPU here" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_our_side_of_generate_says_what_a_plain_pass_would(base):
     import torch
 
@@ -294,6 +298,7 @@ def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
     assert set(result) == {"figures", "date", "machine", "versions", "command"}
 
 
+@pytest.mark.slow
 def test_the_head_adds_less_memory_than_the_logits_would():
     ours, full = (float(run(f"head_memory.py --case {way} 256")) for way in ("ours", "full"))
     assert 0 < ours < full / 2
