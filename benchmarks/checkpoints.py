@@ -76,7 +76,8 @@ def make(folder: Path, config: ModelConfig) -> None:
         if "norm" in name or name.endswith("bias"):
             return torch.full(shapes[name], float("norm" in name), dtype=torch.bfloat16)
         n, start = shapes[name].numel(), random.Random(name).randrange(len(pool))
-        return pool.roll(start).repeat(-(-n // len(pool)))[:n].view(shapes[name])
+        # a copy: a view would keep the whole pool, once for each tensor
+        return pool.roll(start).repeat(-(-n // len(pool)))[:n].clone().view(shapes[name])
 
     names = [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
     for file, members in zip(names, files):
