@@ -62,6 +62,9 @@ from minidpo.system.tracking import Tracker
 
 VERSION = 1  # of a stage's note
 SEEDS = 100  # of experiments that share no instance: each has a hundredth of a split's seeds
+SHARED_BELOW = (
+    10_000  # instances, too few for that: each experiment has them all, from its own place round
+)
 
 Instance = tuple[str, int]  # task, seed
 
@@ -159,14 +162,20 @@ class Experiment:
         instances = []
         for task, n in counts.items():
             taken = self._taken[split, task]
-            most = len(self.world.seeds[split]) // SEEDS
-            if taken + n > most:
+            total = len(self.world.instances(task, split))
+            most = total // SEEDS
+            first = most * (self.seed - 1) + taken
+            if total < SHARED_BELOW:
+                first = total * (self.seed - 1) // SEEDS + taken
+                every = split_instances(self.world, {task: total}, split)
+                instances += [every[k % total] for k in range(first, first + min(n, total))]
+            elif taken + n <= most:
+                instances += split_instances(self.world, {task: n}, split, first)
+            else:
                 raise ValueError(
                     f"{task}: an experiment may play {most:,} instances of a task, beyond which it would meet "
                     "those of the next seed: ask for fewer"
                 )
-            first = most * (self.seed - 1) + taken
-            instances += split_instances(self.world, {task: n}, split, first)
             self._taken[split, task] += n
         return instances
 
