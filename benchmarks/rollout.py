@@ -1,6 +1,6 @@
-"""Episodes a second: the shipped model on real pages of the demo suite, and where the time goes.
+"""Episodes a second: a model on real pages of the demo suite, and where the time goes.
 
-    python benchmarks/rollout.py [--pages 4,8,16,32]
+    python benchmarks/rollout.py [--pages 4,8,16,32] [--model smollm2 --adapter runs/demo/02-sft/adapter]
 
 Groups of eight at temperature 1, as `collect.py` plays them, after a short warm-up. For each number of pages:
 
@@ -54,9 +54,14 @@ def below(parent: int) -> float:
 
 
 async def measure(
-    pages: int, instances: int, tasks: tuple[str, ...], device: str
+    pages: int,
+    instances: int,
+    tasks: tuple[str, ...],
+    device: str = "cpu",
+    model: str = NANO,
+    adapter: Path | None = None,
 ) -> dict[str, float]:
-    model, chat, _ = open_policy(NANO, None, Machine(device=device))
+    model, chat, _ = open_policy(model, adapter, Machine(device=device))
     policy = ModelPolicy(model, chat, "shipped", WORLD.system_prompt, Sampling(), pages=pages)
     episodes, busy_s = [], 0.0
 
@@ -108,13 +113,22 @@ def main() -> None:
         "--instances", type=int, default=8, help="of each task, eight episodes each"
     )
     parser.add_argument("--tasks", default=",".join(WORLD.suites["demo"]), help="tasks")
+    parser.add_argument("--model", default=NANO, help="the base")
+    parser.add_argument("--adapter", type=Path, help="folder of its adapter")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "rollout.json")
     args = parser.parse_args()
     figures = {}
     for pages in map(int, args.pages.split(",")):
         found = asyncio.run(
-            measure(pages, args.instances, tuple(args.tasks.split(",")), args.device)
+            measure(
+                pages,
+                args.instances,
+                tuple(args.tasks.split(",")),
+                args.device,
+                args.model,
+                args.adapter,
+            )
         )
         print(pages, {name: round(value, 2) for name, value in found.items()}, flush=True)
         figures |= {f"{pages}_{name}": round(value, 3) for name, value in found.items()}

@@ -18,6 +18,10 @@ if sys.version_info < (3, 11):  # noqa: UP036 (said before anything is imported)
         f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup"
     )
 
+from minidpo.system.threads import wait_briefly
+
+wait_briefly()  # before anything here loads PyTorch
+
 
 def __getattr__(name: str):
     """`from minidpo import Agent`, which loads PyTorch only when it is asked for."""

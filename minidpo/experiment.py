@@ -140,7 +140,7 @@ class Experiment:
         self.common = {
             "world": self.world.name,
             "seed": self.seed,
-            "base": self._base_sha256(),
+            "base": kept_sha256(self.options.model, self.folder / "base.json"),
             **numbers_of(self.options.machine),
         }
         if self.options.shots:
@@ -549,18 +549,6 @@ class Experiment:
                 return True
         return False
 
-    def _base_sha256(self) -> str:
-        """SHA-256 of the base's files: weights, shape, tokenizer, chat template. It is kept beside their sizes
-        and times of change, so that fifteen gigabytes are read once."""
-        files = files_of(self.options.model)
-        state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-        kept = self.folder / "base.json"
-        found = read_json(kept) if kept.is_file() else {"files": None}
-        if found["files"] != state:
-            found = {"files": state, "sha256": sha256_of([[f.name, file_sha256(f)] for f in files])}
-            processes.on_rank_0(write_json, kept, found)
-        return found["sha256"]
-
     # ---- what a reader and a tracker get ----
 
     def log(self, record: dict) -> None:
@@ -602,6 +590,34 @@ def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def files_sha256(model: str) -> list[list[str]]:
+    """Name and SHA-256 of each of a base's files: weights, shape, tokenizer, chat template."""
+    return [[file.name, file_sha256(file)] for file in files_of(model)]
+
+
+def kept_sha256(model: str, kept: Path) -> str:
+    """SHA-256 of `files_sha256`, which `kept` remembers beside sizes and times of change: fifteen gigabytes are
+    read once."""
+    state = [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files_of(model)]
+    found = read_json(kept) if kept.is_file() else {"files": None}
+    if found["files"] != state:
+        found = {"files": state, "sha256": sha256_of(files_sha256(model))}
+        processes.on_rank_0(write_json, kept, found)
+    return found["sha256"]
+
+
+def model_sha256(model: str) -> dict[str, str]:
+    """SHA-256 of a base's weights, whatever their files are called, and of each other file by its name."""
+    hashes = files_sha256(model)
+    others = {
+        name: digest
+        for name, digest in hashes
+        if name.endswith((".json", ".jinja")) and not name.endswith(".index.json")
+    }
+    weights = [digest for name, digest in hashes if name not in others]
+    return {"weights": sha256_of(weights), **others}
 
 
 def adapter_sha256(adapter: Path) -> str:

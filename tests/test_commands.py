@@ -173,6 +173,26 @@ def test_the_other_learners_by_hand(shelf_base, made, name, group):
     assert lora.read_config(adapter) == lora.read_config(made / "sft" / "adapter")
 
 
+@pytest.mark.parametrize(
+    "name, part", [("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
+)
+def test_a_run_is_not_done_where_its_model_is_another_now(shelf_base, made, tmp_path, name, part):
+    """A moved model is the same; in place of a file of other content, nothing is done already."""
+    base = tmp_path / "base"
+    shutil.copytree(shelf_base, base)
+    shutil.copytree(made / "sft", tmp_path / "sft")
+    flags = ["--data", str(made / "demos.jsonl"), "--lora.rank", "4", *of("sft")]
+    before = (tmp_path / "sft" / "config.json").read_bytes()
+    for _ in range(2):  # the second time its hashes are kept
+        assert hand(base, tmp_path, "sft", *flags) == tmp_path / "sft" / "adapter"
+    content = bytearray((base / name).read_bytes())
+    content[-1] ^= 1
+    (base / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"sft.* {part}.*--out"):
+        hand(base, tmp_path, "sft", *flags)
+    assert (tmp_path / "sft" / "config.json").read_bytes() == before
+
+
 def test_a_mean_by_hand_is_kept_and_overwrites_nothing(made):
     adapters = [str(made / name / "adapter") for name in ("sft", "sft")]
     flags = ["--adapters", *adapters, "--out"]
@@ -222,3 +242,24 @@ def test_pairs_are_exported_as_rows_of_conversations_and_trained_on(shelf_base, 
     assert row["prompt"][0]["role"] == "system" and row["chosen"] != row["rejected"]
     trained = hand(shelf_base, tmp_path / "again", "dpo", *given, str(path), *of("dpo"))
     assert (trained / lora.CONFIG).is_file()
+
+
+def test_rows_with_a_label_are_learned_from_one_by_one(shelf_base, made, tmp_path):
+    """KTO's rows. With the same file pairs cannot be trained, and nothing of episodes applies."""
+    said = {True: "yes", False: "no"}
+    path = tmp_path / "judged.jsonl"
+    with open(path, "w") as file:
+        for n, label in enumerate((True, False, True)):
+            prompt = [{"role": "user", "content": f"page {n}"}]
+            completion = [{"role": "assistant", "content": said[label]}]
+            row = {"prompt": prompt, "completion": completion, "label": label}
+            file.write(json.dumps(row) + "\n")
+    given = ["--adapter", str(made / "sft" / "adapter"), "--data", str(path)]
+    one_by_one = [*given, "--pairs", "unpaired", "--dpo.loss", "kto", *of("dpo")]
+    trained = hand(shelf_base, tmp_path, "dpo", *one_by_one)
+    assert (trained / lora.CONFIG).is_file()
+    records = (tmp_path / "dpo" / "pairs.jsonl").read_text().splitlines()
+    assert all(f"{path}, line 2" in record for record in records) and len(records) == 2
+    for flags in (given, [*one_by_one, "--export"]):
+        with pytest.raises(ValueError, match="label|export"):
+            hand(shelf_base, tmp_path / "other", "dpo", *flags)

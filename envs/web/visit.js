@@ -8,6 +8,29 @@ globalThis.episode = (() => {
   const usable = [", summary", "[contenteditable='']", "[contenteditable=plaintext-only]", "[draggable=true]",
     ...ROLES.map((role) => `[role=${role}]`)].join();
   const role = (node) => ROLES.find((name) => name === sight.attribute(node, "role"));
+  // Editors that draw their text themselves, by an EditContext or by keys. Where the node that takes the keys is
+  // not seen, what is seen around it is used in its place.
+  const takers = new WeakMap();
+  const writes = (node) => { // what it writes into
+    const { editContext } = takers.get(node) ?? node; // a form's field may have this name
+    return globalThis.EditContext && editContext instanceof EditContext ? editContext : null;
+  };
+  const draws = (node) => sight.matches(node, "[role=textbox], [role=searchbox]") && node.tabIndex >= 0 &&
+    !sight.matches(node, "input, select, textarea, [aria-readonly=true], [aria-disabled=true]") &&
+    !sight.find(node, "input, textarea, [contenteditable]");
+  const editor = (node) => node instanceof HTMLElement && (writes(node) !== null || draws(node));
+  const seenAs = (node) => {
+    let shown = node;
+    while (shown && shown !== document.body && !sight.seen(shown)) shown = sight.parent(shown);
+    if (!writes(node) || !shown || shown === document.body) return node;
+    if (shown !== node) takers.set(shown, node);
+    return shown;
+  };
+  const editors = (nodes) => { // among these, and the body: however they are made editable
+    const edits = (node) => node?.isContentEditable === true;
+    const found = nodes.filter((node) => editor(node) || edits(node) && !edits(sight.parent(node)));
+    return [...found, ...[document.body].filter(edits)].map(seenAs);
+  };
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
   const STATES = { "[aria-selected=true]:not([role=tab])": "selected", "[aria-pressed=true]": "pressed",
     "[aria-expanded=true], details[open] > summary": "expanded",
@@ -72,6 +95,6 @@ globalThis.episode = (() => {
     if (inside) lines.push(`... more ${inside}: SCROLL what lies there, or CLICK_AT it and PRESS PageDown`);
     return lines;
   };
-  return { usable, role, states, name, moving, listens, windowed, served: () => [], quiet: async () => {},
+  return { usable, role, states, name, moving, listens, writes, editor, editors, windowed, served: () => [], quiet: async () => {},
     verdict: () => null };
 })();

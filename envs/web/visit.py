@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import secrets
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -41,6 +42,9 @@ class WebPage(Page):
     """A tab with any page."""
 
     AREA: ClassVar = {"x": 0, "y": 0, "width": 800, "height": 600}
+    SELECT_ALL: ClassVar = (
+        "Control+a"  # as a keyboard gives it: editors of their own look for the small a
+    )
 
     @staticmethod
     async def prepare(context) -> None:
@@ -49,6 +53,7 @@ class WebPage(Page):
     async def confine(self, bounds: Bounds) -> None:
         """Put up the fences."""
         self._bounds, self._last, self._given, self._again = bounds, bounds.url, 1, False
+        self._mini = f"mini_{secrets.token_hex(8)}"  # a name that no page has
         self._notes: list[str] = []  # for the agent: what the page tried and was kept from
         self._under_way: set = set()  # requests
         self._active_s = time.monotonic()
@@ -158,12 +163,16 @@ class WebPage(Page):
             try:
                 return await super()._call(function, *args)
             except EnvError as error:
-                if "context" not in str(error):  # the document is gone, and its context with it
+                # The document is gone, and its context with it. Another process may have a context of the same
+                # number, perhaps the page's own: the scripts are not defined there. Nor are they after a
+                # deadline that passed while they were loaded.
+                if "context" not in str(error) and f"{self._mini} is not" not in str(error):
                     raise
         wanted = {"frameId": self._frame, "worldName": "minidpo"}
         world = await bounded(self._devtools.send("Page.createIsolatedWorld", wanted), function)
         self._world = {"contextId": world["executionContextId"]}
-        await self._evaluate(f"{SCRIPT}\nmini.from({self._given});", function)
+        begin = f"globalThis.{self._mini} = mini;\nmini.from({self._given});"
+        await self._evaluate(f"{SCRIPT}\n{begin}", function)
         return await super()._call(function, *args)
 
     async def _go(self, url: str) -> None:

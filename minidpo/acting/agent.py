@@ -5,6 +5,7 @@ agent = Agent("smollm2", "runs/demo/adapter")
 agent.predict('Click on the "OK" button.', 'button "OK" [1]').action  # 'CLICK(ref="1")'
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from minidpo.learning.preferences import pair_dialogues
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
 from minidpo.model.sampling import Request
+from minidpo.system.command_line import at_home
 
 GREEDY = Sampling(temperature=0.0)
 DEFAULT_MACHINE = Machine()
@@ -79,10 +81,10 @@ class Agent:
             raise ValueError(
                 "an agent answers at one temperature, it plays no group: leave out temperatures"
             )
-        loaded, self.chat, identity = open_policy(
-            model, None if adapter is None else Path(adapter), machine
-        )
-        self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
+        model = os.path.expanduser(model)
+        folder = None if adapter is None else at_home(Path(adapter))
+        loaded, self.chat, identity = open_policy(model, folder, machine)
+        self.name, self.sampling, self.seed = f"{adapter or model}@{identity}", sampling, seed
         self.shots, self.world = as_shots(shots), world or envs.world("miniwob")
         policy = ModelPolicy(
             loaded, self.chat, self.name, self.world.system_prompt, sampling, seed=seed, pages=1

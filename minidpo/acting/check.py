@@ -20,6 +20,7 @@ from minidpo.memory.packing import pack
 from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
 from minidpo.system.command_line import as_started
+from minidpo.system.threads import how_they_wait
 
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 
@@ -97,7 +98,8 @@ def pytorch() -> str:
         )
     fast = "" if multiplies_bfloat16() else "no "
     return (
-        f"{torch.__version__}, {torch.get_num_threads()} threads, {fast}instructions for bfloat16"
+        f"{torch.__version__}, {torch.get_num_threads()} threads {how_they_wait()}, {fast}instructions for "
+        "bfloat16"
     )
 
 

@@ -17,7 +17,7 @@ from envs.protocol import EnvError
 from minidpo.acting.jobs import Job
 from minidpo.acting.policies import Policy
 from minidpo.acting.rollout import play
-from minidpo.data.episodes import Episode, Writer, arrange, rank_files, read
+from minidpo.data.episodes import Episode, Writer, arrange, player_of, rank_files, read
 from minidpo.data.information import diversity
 from minidpo.memory.context import Context
 from minidpo.system import processes
@@ -64,21 +64,27 @@ def play_to_file(
 def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: Sequence[Job]) -> None:
     """Raise ValueError if `out` holds episodes that this policy, with these jobs, would not have played.
 
-    A policy is known by the fingerprint of its weights, which may have been moved to another place. An
-    experiment's stage has its key besides, which covers all that jobs are.
+    A policy is known by the fingerprint of its weights, which may have been moved to another place, and of its
+    chat, which older episodes lack. An experiment's stage has its key besides, which covers all that jobs are.
     """
     shots = {job.key: job.shots for job in jobs}
-    player = policy.name.rpartition("@")[2], policy.sampling
+    weights, chat = player_of(policy.name)
     for episode in played:
         if episode.shots != shots.get(episode.key, episode.shots):
             raise ValueError(
                 f"{out}: {episode.name} was played after other examples: give its --shots "
                 "and --examples, or another --out"
             )
-        if (episode.policy.rpartition("@")[2], episode.sampling) != player:
+        their_weights, their_chat = player_of(episode.policy)
+        changed = {
+            "weights": their_weights != weights,
+            "tokenizer or chat template": their_chat not in ("", chat),
+            "sampling": episode.sampling != policy.sampling,
+        }
+        if others := [name for name, differs in changed.items() if differs]:
             raise ValueError(
-                f"{out} holds episodes by {episode.policy} {episode.sampling}, not by "
-                f"{policy.name} {policy.sampling}: give another --out, or delete it"
+                f"{out} holds episodes by {episode.policy} {episode.sampling}, not by {policy.name} "
+                f"{policy.sampling} (other {' and '.join(others)}): give another --out, or delete it"
             )
 
 

@@ -127,7 +127,7 @@ def model_policy(
 ) -> Policy:
     """The base model with an adapter, on so many pages. `watch`: its answers are printed."""
     model, chat, identity = open_policy(context.model, adapter, context.machine)
-    name = f"{adapter or context.model}@{identity[:12]}"
+    name = f"{adapter or context.model}@{identity}"
     policy = ModelPolicy(
         model, chat, name, context.world.system_prompt, sampling, seed=context.seed, pages=pages
     )

@@ -22,7 +22,7 @@ from minidpo.learning.trainer import Optimizer
 from minidpo.memory.plan import dpo_load, sft_load
 from minidpo.memory.plan_print import Learner, Plans, plans_of, print_plan
 from minidpo.runner import run_algorithm
-from minidpo.system.command_line import changed_flags, command_in, parse
+from minidpo.system.command_line import at_home, changed_flags, command_in, parse
 from minidpo.system.ranges import default_of
 
 LOADS = {  # the most that a step of each learner has in memory
@@ -108,7 +108,7 @@ def load_page(place: str) -> Algorithm:
     Raises ValueError, in one line, if there is no such file or function, or no dataclass.
     """
     file, _, name = place.rpartition(":")
-    path = Path(file)
+    path = at_home(Path(file))
     if not file or not path.is_file():
         raise ValueError(f"{place}: no such page; name it as FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)

@@ -19,7 +19,7 @@ from minidpo.data.pairs import (
     unpaired,
 )
 from minidpo.data.selection import answers_of_experts, solved
-from minidpo.experiment import adapter_sha256
+from minidpo.experiment import adapter_sha256, model_sha256
 from minidpo.learning import average as averages
 from minidpo.learning.dpo import DPO, dpo
 from minidpo.learning.explain import explain
@@ -56,8 +56,8 @@ class Command(ContextOptions):
             raise ValueError("--data names a file twice, and what is in it would count twice")
 
     def open_run(self, *also: Path, **adapters: Path | None) -> RunFolder:
-        """The run's folder, which knows its inputs by content: `data`, `also` and adapters. Raises ValueError if
-        it holds another run, or something that this one reads."""
+        """The run's folder, which knows its inputs by content: model, `data`, `also` and adapters. Raises
+        ValueError if it holds another run, or something that this one reads."""
         adapters = {"adapter": self.adapter, **adapters}
         files = [*self.data, *also]
         written = ("adapter", "pairs.jsonl", "metrics.jsonl")
@@ -66,7 +66,10 @@ class Command(ContextOptions):
                 raise ValueError(
                     f"--out {self.out} would overwrite {path}, which it reads: give another"
                 )
-        hashes = {"data_sha256": [file_sha256(path) for path in files]}
+        hashes = {
+            "data_sha256": [file_sha256(path) for path in files],
+            "model_sha256": model_sha256(self.model),
+        }
         for name, adapter in adapters.items():
             hashes[f"{name}_sha256"] = adapter_sha256(adapter) if adapter else None
         return RunFolder(self.out, {**asdict(self), **hashes})
@@ -114,7 +117,7 @@ class DPOCommand(Command):
 
     pairs: Literal["outcome", "contrast", "steps", "unpaired"] = "outcome"
     "outcome: successes over failures; contrast: golden episodes against the agent's (ETO); steps: ways on from \
-golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
+golden steps (ETO, appendix C); unpaired: each episode, or row with a label, alone (kto)"
     golden: Path | None = None
     "with contrast and steps: solved episodes of the same instances"
     reference: Path | None = None
@@ -145,9 +148,12 @@ golden steps (ETO, appendix C); unpaired: each episode alone (kto)"
 def run_dpo(command: DPOCommand) -> Path | dict:
     options = command.dpo
     if trl_files.are_trl_files(command.data):
-        if command.changed("pairs", "golden", "export"):
-            raise ValueError("--data holds pairs already: leave out pairs, golden and export")
-        pairs = trl_files.read_preferences(command.data, options.until)
+        if command.changed("golden", "export"):  # golden is there with its two rules for pairs
+            raise ValueError("--data holds rows to learn from: leave out pairs, golden and export")
+        if command.pairs == "unpaired":
+            pairs = trl_files.read_judged(command.data, command.seed)
+        else:
+            pairs = trl_files.read_preferences(command.data, options.until)
     else:
         limits = {"per_task": options.pairs_per_task, "until": options.until}
         pairs = choose(pairs_of(command), options.pairs_per_instance, command.seed, **limits)

@@ -64,6 +64,17 @@ class Cost:
     browser_s: float
 
 
+def player_of(policy: str) -> tuple[str, str]:
+    """Fingerprints of a player's weights and of its chat, wherever its adapter is kept; of a script its name.
+
+    >>> player_of("runs/a@0c1d-9e8f"), player_of("runs/a@0c1d"), player_of("expert")
+    (('0c1d', '9e8f'), ('0c1d', ''), ('expert', ''))
+    """
+    _, at, mark = policy.rpartition("@")
+    weights, _, chat = mark.partition("-") if at else (mark, "", "")
+    return weights, chat
+
+
 @dataclass(frozen=True)
 class Episode:
     """One episode; an environment failure is never one. `outcome` is solved, failed or limit, of a visit to a
@@ -76,7 +87,7 @@ class Episode:
     turns: tuple[Turn, ...]
     outcome: str
     reward: float  # the page's raw reward
-    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@FINGERPRINT, or MODEL@ the same
+    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@WEIGHTS-CHAT, or MODEL@ the same
     # temperature, top_p, seed; or an expert's noise, seed
     sampling: dict = field(default_factory=dict)
     cost: Cost | None = field(default=None, compare=False)

@@ -117,15 +117,19 @@ def stepwise_pairs(golden: Sequence[Episode], played: Sequence[Episode]) -> list
 
 
 def unpaired(played: Sequence[Episode], seed: int) -> list[Pair]:
-    """All successes as desirable and all failures as undesirable examples, side by side in two columns (KTO).
+    """All successes as desirable and all failures as undesirable examples (KTO), as `side_by_side` has them."""
+    return [Pair(good, bad, "unpaired") for good, bad in side_by_side(whole(played), seed)]
+
+
+def side_by_side(attempts: Sequence, seed: int) -> list[tuple]:
+    """Episodes or conversations in two columns, those that solved their instance and those that failed.
 
     The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
     does not care which two meet; those of one instance do where they can, because they share tokens. Raises
     NothingToLearn if one kind is missing.
     """
-    episodes = whole(played)
-    solved = [e for e in episodes if e.solved]
-    failed = [e for e in episodes if not e.solved]
+    solved = [e for e in attempts if e.solved]
+    failed = [e for e in attempts if not e.solved]
     if not solved or not failed:
         raise NothingToLearn("all episodes were solved, or none: KTO needs both kinds")
     columns, lone_solved, lone_failed = [], [], []
@@ -140,7 +144,7 @@ def unpaired(played: Sequence[Episode], seed: int) -> list[Pair]:
     for good, bad in zip_longest(lone_solved, lone_failed):
         columns.append((good or next(good_again), bad or next(bad_again)))
     draw.shuffle(columns)
-    return [Pair(good, bad, "unpaired") for good, bad in columns]
+    return columns
 
 
 def whole(episodes: Sequence[Episode]) -> list[Episode]:

@@ -136,13 +136,22 @@ def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages from another trainer's file, of which those by the assistant count from number `given` on."""
+    """Messages from another trainer's file, of which those by the assistant count from number `given` on, but
+    for those numbered in `context`: they are read and not learned."""
 
     messages: tuple[Message, ...]
     given: int
     name: str
     instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
     solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
+    context: frozenset[int] = frozenset()
+    tools: str | None = None  # the functions that the agent may call, JSON
+
+    @property
+    def learned(self) -> list[int]:
+        """The numbers of the messages that count."""
+        answers = [n for n, m in enumerate(self.messages) if m.role == "assistant"]
+        return [n for n in answers if n >= self.given and n not in self.context]
 
     @property
     def first_prompt(self) -> tuple[str, int]:
@@ -152,26 +161,23 @@ class Conversation:
     @property
     def said(self) -> list[Message]:
         """The answers that count."""
-        return [message for message in self.messages[self.given :] if message.role == "assistant"]
+        return [self.messages[n] for n in self.learned]
 
     def up_to(self, turns: int) -> "Conversation":
         """The same conversation without what came behind its first answers that count."""
-        ends = [
-            n for n, m in enumerate(self.messages, 1) if n > self.given and m.role == "assistant"
-        ]
-        return replace(self, messages=self.messages[: ends[:turns][-1]]) if ends else self
+        learned = self.learned[:turns]
+        return replace(self, messages=self.messages[: learned[-1] + 1]) if learned else self
 
     def dialogue(self, chat: Chat) -> Dialogue:
-        """Token ids, and which are to be learned; turns are counted from the first of those."""
-        template, roles = chat.template or "", [message.role for message in self.messages]
-        if "tool" in roles and ("<tool_response>" in template or "ipython" in template):
-            raise ValueError(
-                f"{self.name}: role 'tool', which this model's template writes otherwise: write "
-                "it in the file as the template does, as 'user' where that has <tool_response>"
-            )
-        ids, turns = chat.dialogue(list(self.messages))
-        before = roles[: self.given].count("assistant")
-        return Dialogue(ids, [max(turn - before, -1) for turn in turns])
+        """Token ids, and which are to be learned; only those turns are counted."""
+        try:
+            ids, turns = chat.dialogue(self.messages, self.tools)
+        except ValueError as error:  # the template's own reason
+            raise ValueError(f"{self.name}: {error}") from None
+        roles = [message.role for message in self.messages]
+        place = {n: turn for turn, n in enumerate(self.learned)}
+        of_answer = [place.get(n, -1) for n, role in enumerate(roles) if role == "assistant"]
+        return Dialogue(ids, [of_answer[turn] if turn >= 0 else -1 for turn in turns])
 
 
 def dialogue_of(trajectory: Episode | Conversation, chat: Chat, system: str) -> Dialogue:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.episodes import Episode, by_instance, player_of
 from minidpo.objective.losses import advantage_weights
 
 
@@ -69,6 +69,5 @@ def is_expert(episode: Episode) -> bool:
 
 def uniform(episode: Episode, seed: int) -> float:
     """A uniform number below 1, by the seed and the episode."""
-    # by its fingerprint, because an adapter's folder may have been moved
-    player = episode.policy.rpartition("@")[2]
+    player, _ = player_of(episode.policy)
     return random.Random(f"{seed} {player} {episode.key}").random()

@@ -21,7 +21,7 @@ from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.system.run_folder import RunFolder, write_tensors
-from minidpo.system.tensors import fingerprint, open_weights
+from minidpo.system.tensors import fingerprint, read_weights
 
 VERSION = "1"  # of the file
 
@@ -76,16 +76,15 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
         )
         return values
     try:
-        with open_weights(path) as file:
-            metadata, values = file.metadata() or {}, file.get_tensor("scores")
+        stored, metadata = read_weights(path)
     except ValueError as error:
         raise ValueError(f"{error}; delete it") from None
     if metadata.get("version") != VERSION:
         raise ValueError(f"{path}: made by another version of minidpo; delete it")
-    if metadata.get("sha256") != fingerprint({"scores": values}):
+    if metadata.get("sha256") != fingerprint(stored):
         raise ValueError(f"{path}: damaged (its checksum is wrong); delete it")
     if metadata.get("key") != wanted:
         raise ValueError(
             f"{path}: scores of other weights, data or settings; delete it or give another --out"
         )
-    return values
+    return stored["scores"]

@@ -33,7 +33,7 @@ from minidpo.learning.preferences import (
     tokenise,
 )
 from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
-from minidpo.learning.trainer import Optimizer, StepSettings, train
+from minidpo.learning.trainer import Optimizer, StepSettings, check_finite, train
 from minidpo.learning.training_run import (
     example_indices,
     finish,
@@ -162,7 +162,9 @@ class Scorer(NamedTuple):
     def rewards(self, data: "Preferences | Rollouts") -> Tensor:
         """The same of all dialogues, on the CPU."""
         counts = [len(dialogue.written) for dialogue in data.dialogues]
-        return over_all(data, counts, self.policy, self.machine, self.read).cpu()
+        found = over_all(data, counts, self.policy, self.machine, self.read).cpu()
+        check_finite(torch.stack([part.sum() for part in found.split(counts)]), data.names)
+        return found
 
 
 def train_head(
@@ -250,6 +252,7 @@ def require_reward_model(folder: Path, kind: str = "reward") -> Path:
         raise ValueError(
             f"{folder}: no {kind} head here; train.py rm makes a reward model, in OUT/adapter"
         )
+    lora.read_weights(where)  # a judge is opened after all that it judges
     return where
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minidpo.data.batch import Batch, batch_logps, read_states
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, player_of
 from minidpo.data.pairs import check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.selection import is_expert
@@ -173,7 +173,7 @@ def own_rollouts(episodes: Sequence[Episode]) -> list[Episode]:
                 f"{episode.name}: sampled with {episode.sampling}, but policy gradients take it for "
                 "a sample of the policy itself: collect at temperature 1, top-p 1"
             )
-    players = {e.policy.rpartition("@")[2] for e in episodes}
+    players = {player_of(e.policy)[0] for e in episodes}
     if len(players) > 1:
         raise ValueError(
             f"played by {len(players)} agents, but an episode is compared with the agent's own: give "

@@ -1,5 +1,6 @@
 """What all stages of a run share, and the options that choose it."""
 
+import os
 from dataclasses import dataclass, field
 
 import envs
@@ -30,6 +31,10 @@ class ContextOptions(Checked):
     seed: Seed = 1
     "of all that is random"
     machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "model", os.path.expanduser(self.model))  # no hub id begins with ~
 
     def context(self) -> Context:
         """The world of that name with the rest. Raises ValueError if there is none."""

@@ -3,6 +3,7 @@
 A wrong device, a missing tokenizer and too little memory are found before the weights are read.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Transformer
 from minidpo.system import processes
-from minidpo.system.tensors import fingerprint
+from minidpo.system.tensors import fingerprint, require_finite
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
@@ -39,7 +40,15 @@ def open_chat(source: str) -> tuple[Chat, int]:
             f"is {config.vocab_size}: the two files belong to different models"
         )
     chat.vocab_size = config.vocab_size
+    _tell(str(folder), tuple(chat.template.not_followed()))
     return chat, config.max_position_embeddings
+
+
+@functools.cache
+def _tell(folder: str, not_followed: tuple[str, ...]) -> None:
+    """Say once what a model's chat template does that is not done here."""
+    if not_followed:
+        print(f"{folder}: its chat template is not followed in all: {'; '.join(not_followed)}")
 
 
 def open_model(source: str, machine: Machine) -> Transformer:
@@ -90,7 +99,10 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
 
 def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
     """The machine `as_trained`; where the adapters' bfloat16 is slow, and nobody asked for it, the base has
-    its weights, and computes in float32."""
+    its weights, and computes in float32. Raises ValueError for an adapter that `lora.load` would refuse
+    whatever its base, before that is read."""
+    for adapter in filter(None, adapters):
+        lora.read_weights(adapter)
     found = as_trained(machine, *adapters)
     slow = found != machine and is_slow(device_of(found), dtype_on(found, cuda=False))
     return replace(found, dtype="rounded") if slow else found
@@ -108,9 +120,9 @@ def open_policy(
     """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
-    `act_dtype` float32 nothing is lost. The fingerprint is of all weights that were read, and of the dtype.
-    It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
-    are read, if they do not fit.
+    `act_dtype` float32 nothing is lost. The fingerprint, WEIGHTS-CHAT, is of all weights that were read and the
+    dtype, and of the tokenizer and the chat template. It is not of merged weights, whose last bits depend on
+    the processor. Raises ValueError, before weights are read, if they do not fit.
     """
     machine = to_compute(machine, adapter)
     # merging makes it float32 by itself
@@ -128,15 +140,20 @@ def open_policy(
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}
     what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
+    written = f"{chat.tokenizer.to_str()} {chat.template.source}"
+    weights, words = (hashlib.sha256(x.encode()).hexdigest()[:12] for x in (what, written))
     if not setup.machine.quantize:
-        merge(model, setup.dtype)
-    return model.requires_grad_(False).eval(), chat, hashlib.sha256(what.encode()).hexdigest()
+        merge(model, setup.dtype, adapter or source)
+    return model.requires_grad_(False).eval(), chat, f"{weights}-{words}"
 
 
-def merge(model: Transformer, dtype: torch.dtype) -> None:
-    """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away."""
+def merge(model: Transformer, dtype: torch.dtype, name: str | Path) -> None:
+    """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away.
+    Raises ValueError, with the adapter's name, for a weight that overflows."""
     expand(model)
     if dtype == torch.float32:
         model.float()
     lora.merge(model)
     model.to(dtype)
+    for tensor, weight in model.state_dict().items():
+        require_finite(name, tensor, weight)

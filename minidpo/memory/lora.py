@@ -9,6 +9,7 @@ PEFT (the paper says Gaussian), and by default all linear maps of a block are ad
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,15 @@ from tqdm import tqdm
 
 from minidpo.model.checkpoint import locate
 from minidpo.system.files import read_json, write_json
-from minidpo.system.tensors import fingerprint, open_weights, write_weights
+from minidpo.system.tensors import (
+    FLOATS,
+    fingerprint,
+    name_of,
+    open_weights,
+    require_finite,
+    write_weights,
+)
+from minidpo.system.tensors import read_weights as read_tensors
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
@@ -48,6 +57,15 @@ KNOWN = {
 }
 # "pissa" would change the base too
 PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
+# how PEFT names an A or a B of a block's map
+A_OR_B = re.compile(re.escape(PREFIX) + r"model\.layers\.\d+\.\w+\.\w+\.lora_[AB]\.weight")
+# what other tensors of an adapter are, by a part of their name
+OTHERS = {
+    "lora_embedding_": "LoRA of an embedding",
+    "lora_magnitude_vector": "a magnitude of DoRA",
+    ".bias": "a bias",
+    "modules_to_save": "a whole weight, no A or B of LoRA",
+}
 
 
 @dataclass(frozen=True)
@@ -199,9 +217,7 @@ def save(
     config = next(iter(layers(model).values())).config
     base = {BASE_FINGERPRINT: base_fingerprint} if base_fingerprint else {}
     if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
-        base[BASE_DTYPE] = str(getattr(model, "read_in", None) or dtypes.pop()).removeprefix(
-            "torch."
-        )
+        base[BASE_DTYPE] = name_of(getattr(model, "read_in", None) or dtypes.pop())
     write(
         folder,
         adapter_tensors(model),
@@ -277,14 +293,40 @@ def base_dtype(folder: str | Path) -> str | None:
 
 
 def read_weights(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The adapter's weights by name, and the metadata beside them. Raises ValueError if it is damaged."""
-    with open_weights(path := located(folder) / WEIGHTS) as file:
-        stored = {name: file.get_tensor(name) for name in file.keys()}
-        metadata = file.metadata() or {}
+    """The adapter's weights by name, and the metadata beside them. Raises ValueError if it is damaged or holds
+    anything but a plain adapter."""
+    stored, metadata = read_tensors(path := located(folder) / WEIGHTS)
+    if not stored:
+        raise ValueError(f"{path}: holds no LoRA weights")
+    for name, tensor in stored.items():
+        _require_plain(path, name, tensor)
     checksum = metadata.get(ADAPTER_FINGERPRINT)
     if checksum and checksum != fingerprint(stored):
         raise ValueError(f"{path}: damaged: its checksum is wrong")
     return stored, metadata
+
+
+def _require_plain(path: Path, name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a tensor that is not an A or a B, whole and under PEFT's name for it."""
+    if not A_OR_B.fullmatch(name):
+        beside = next((what for part, what in OTHERS.items() if part in name), None)
+        if beside is None and "lora" in name.lower():
+            raise ValueError(
+                f"{path}: its tensors have other names than PEFT gives them: {name}, but expected "
+                f"such as {PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight: save it with "
+                "PEFT's save_pretrained"
+            )
+        raise ValueError(
+            f"{path}: tensor {name} is {beside or OTHERS['modules_to_save']}, which is not "
+            "implemented: train an adapter of linear maps alone"
+        )
+    if not tensor.numel():
+        raise ValueError(
+            f"{path}: tensor {name} has the shape {tuple(tensor.shape)}: it was not saved whole, as "
+            "happens with DeepSpeed's ZeRO-3: gather its weights as you save it"
+        )
+    if tensor.dtype not in FLOATS:
+        raise ValueError(f"{path}: tensor {name} is {name_of(tensor.dtype)}, not floating point")
 
 
 def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
@@ -295,8 +337,8 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
     stored, metadata = read_weights(folder)
     path, made_for = folder / WEIGHTS, metadata.get(BASE_FINGERPRINT)
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    expected = {}
-    for name, module in targets(model, config).items():
+    expected, maps = {}, targets(model, config)
+    for name, module in maps.items():
         expected[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
         expected[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
     for name in sorted(shapes.keys() | expected.keys()):
@@ -305,6 +347,10 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
                 f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                 f"{wanted} in this model (None: it is not there)"
             )
+    dtype = torch.promote_types(next(iter(maps.values())).weight.dtype, torch.float32)
+    for name in stored:
+        stored[name] = stored[name].to(dtype)
+        require_finite(path, name, stored[name])
     if made_for and made_for != (base or fingerprint_of_base(model)):
         raise ValueError(
             f"{path}: made for another base: its weights are not this model's, or "

@@ -20,12 +20,12 @@ from tqdm import tqdm
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, Matrix
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
-from minidpo.model import checkpoint, ggml
+from minidpo.model import checkpoint, ggml, gguf_file
 from minidpo.model.checkpoint import locate, locate_tensors
 from minidpo.model.decoder import Transformer
 from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, write_json
-from minidpo.system.tensors import bytes_of, open_weights, write_weights
+from minidpo.system.tensors import bytes_of, read_weights, require_finite, write_weights
 
 VERSION = "1"  # of the cache: the layout of its files, and how weights become codes
 INDEX = "index.json"
@@ -90,7 +90,8 @@ def load_quantised(
     parts = {part: list(names) for part, names in groupby(model.state_dict(), _part_of)}
     quantise_layout(model, dtype, formats)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
+    files = set(gguf_file.read(folder).files if is_gguf(folder) else file_of.values())
+    store = None if cache is None else Cache(Path(cache), folder, files)
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
     for part, names in tqdm(parts.items(), "quantised weights", unit="part", disable=None):
@@ -105,6 +106,7 @@ def load_quantised(
         for name, tensor in tensors.items():
             # a cache's tensors are views into a mapped file, and would change with it
             weights[name] = tensor.to(device, dtype if name in file_of else None, copy=cached)
+            require_finite(file_of.get(name, folder), name, weights[name])
     if store and not cached:
         write_json(store.folder / INDEX, {**store.key, "parts": list(parts)})
     model.load_state_dict(weights, assign=True)
@@ -146,9 +148,7 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
             encoded = {f"{name}.{part}": values for part, values in codes.items()}
         else:
             encoded = {name: tensor.to(device, copy=True)}
-    # nan or inf in a matrix shows in its scales
-    if not all(part.isfinite().all() for part in encoded.values() if part.is_floating_point()):
-        raise ValueError(f"{path}: tensor {name} holds values that are not finite")
+    require_finite(path, name, *encoded.values())  # nan or inf in a matrix shows in its scales
     return encoded
 
 
@@ -174,9 +174,7 @@ class Cache:
         """A part's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
         path = self.folder / f"{part}.safetensors"
         try:
-            with open_weights(path) as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-                said = file.metadata() or {}
+            tensors, said = read_weights(path)
             stored = {name: tensor.shape for name, tensor in tensors.items()}
             wanted = {name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
             # two runs that fill one folder may leave a part of another checkpoint than the index names

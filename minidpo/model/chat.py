@@ -1,23 +1,29 @@
 """Chat: messages to token ids, and the agent's turn of each id. All prompts are made here.
 
-Qwen and SmolLM2 talk ChatML, `<|im_start|>role\\n content <|im_end|>\\n`; Llama 3 talks
-`<|start_header_id|>role<|end_header_id|>\\n\\n content <|eot_id|>`. Ids are joined from encoded parts, so a
-prompt is always a prefix of what follows it, and no token straddles the border between page and agent. Text
-is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
+What stands around messages is written by the model's own chat template (`model/template`). Ids are joined from
+encoded parts, so a prompt is always a prefix of what follows it, and no token straddles the border between page
+and agent. Text is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
-import re
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
 from minidpo.model import gguf_file
+from minidpo.model.template import Template, cutter, first_difference
 from minidpo.system.files import read_json
 
-SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says by default
-# how Llama 3.1 and later begin every system message, with the date that their template falls back to
-LLAMA31_PREAMBLE = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+# Qwen2's template, for a tokenizer that comes without one
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 class Message(NamedTuple):
@@ -25,7 +31,8 @@ class Message(NamedTuple):
 
     role: str
     content: str
-    ids: tuple[int, ...] | None = None  # the agent's tokens as sampled, with `<|im_end|>` if it was
+    ids: tuple[int, ...] | None = None  # the agent's tokens as sampled, with the end if it was
+    calls: str | None = None  # the tools that an answer calls behind its content, JSON
 
 
 class Dialogue(NamedTuple):
@@ -40,141 +47,221 @@ class Dialogue(NamedTuple):
         return [turn for turn in self.turns if turn >= 0]
 
 
-class ChatFormat(NamedTuple):
-    """How messages are written: begin, then for each message open, role, close, content, end and tail."""
-
-    begin: tuple[str, ...]
-    open: str
-    close: str | None  # a special token, if the role does not end with a line break alone
-    breaks: str  # between role and content
-    end: str
-    tail: str = ""
-
-
-CHATML = ChatFormat((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
-LLAMA3 = ChatFormat(
-    ("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>"
-)
+class Plain(str):
+    """Text in which nothing is a special token, whatever it spells: what a person or a page says."""
 
 
 class Chat:
-    """A tokenizer and the chat format around it. `system`: its template's, where a conversation has none."""
+    """A tokenizer and the chat template around it. `end`: the token that closes an answer."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None):
-        self.tokenizer, self.template = tokenizer, template
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        tokens: Mapping[str, str] | None = None,
+    ):
+        """template: in Jinja; None for Qwen2's. tokens: what `bos_token` and the like stand for in it. Raises
+        ValueError if it does more than join messages, or marks turns with text that a page could print."""
+        self.tokenizer = tokenizer
+        self.template = Template(CHATML if template is None else template, tokens)
         self.vocab_size = float("inf")  # the ids of the model, more than tokens; `open_chat` tells
-        self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
-        # some that talk ChatML keep Llama 3's tokens: then the template says it
-        known = template or ""
-        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in known
-        self.format = LLAMA3 if llama3 else CHATML
-        self.begin = [self._special(name) for name in self.format.begin]
-        self.start, self.end = self._special(self.format.open), self._special(self.format.end)
-        self.close = [] if self.format.close is None else [self._special(self.format.close)]
-        self.tail = self.encode(self.format.tail)
-        self.system = SYSTEM_DEFAULT if template is None else default_system(template)
-        self.preamble = ""
-        if self.format is LLAMA3 and "Cutting Knowledge Date" in known:
-            self.system, self.preamble = "", LLAMA31_PREAMBLE  # there is always a system message
+        self._protect_marks()
+        self.added = self.tokenizer.get_added_tokens_decoder()
+        self._cutter = cutter(token.content for token in self.added.values())
+        self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
+        self.with_tools = functools.cache(self._with_tools)
+        closing, opening = self.template.closing("assistant"), self.template.opening("user")
+        if min(len(self._parts([closing])), len(self._parts([opening]))) < 3:
+            if template is None:
+                raise ValueError("no chat template is here: put chat_template.jinja beside it")
+            raise ValueError(
+                f"the chat template marks turns with text, {opening!r} and {closing!r}, and not with "
+                "special tokens that the tokenizer has: a page could print it"
+            )
+        self.blank, self.end, *_ = self._parts([closing])
+        bos, start = self.template.tokens.get("bos_token"), self.template.before(None, "user")
+        # with it every text begins, if the template says so
+        self.begin = [self.tokenizer.token_to_id(bos)] if bos and start.startswith(bos) else []
+        self.end_text = self.blank + self.tokenizer.id_to_token(self.end)
+        self._compare()
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
         """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
         folder = Path(folder)
         if gguf_file.is_gguf(folder):
-            template = gguf_file.value(folder, "tokenizer.chat_template", "")
-            return cls(gguf_file.tokenizer_of(folder), template)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(
-                f"{folder}: no tokenizer.json here; it must lie beside the model's weights"
-            )
+            found = gguf_file.tokenizer_of(folder), *gguf_file.template_of(folder)
+        else:
+            tokenizer = _tokenizer(folder)
+            found = tokenizer, *_template(folder, tokenizer)
         try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing more precise
-            raise ValueError(f"{path}: not a readable tokenizer file ({error})") from None
-        return cls(tokenizer, _template(folder))
+            return cls(*found)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
 
-    def _special(self, name: str) -> int:
-        token = self.tokenizer.token_to_id(name)
-        if token is None:
-            raise ValueError(
-                f"the tokenizer has no token {name}: this is no chat tokenizer of Qwen, SmolLM2 "
-                "or Llama 3"
-            )
-        # some tokenizers do not mark it as special, and a page that prints it could end its turn
-        self.tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
-        return token
+    def _protect_marks(self) -> None:
+        """Make special what marks turns in the template. Some tokenizers do not, and then a page that prints it
+        could end its turn."""
+        before, closing = self.template.before, self.template.closing
+        marks = before(None, "user") + before("assistant", "user") + closing("assistant")
+        tokens = self.tokenizer.get_added_tokens_decoder().values()
+        added = {token.content: token for token in tokens}
+        for name in {*cutter(added).split(marks)[1::2]}:
+            if not added[name].special:
+                self.tokenizer.add_special_tokens([AddedToken(name, normalized=False)])
+
+    def _compare(self) -> None:
+        """Raises ValueError where our ids differ from those of the template's text as a whole."""
+        if difference := self.template.misfit():
+            raise ValueError(f"the chat template does more than join messages, {difference}")
+        for messages in self.template.conversations():
+            ours = self.prompt([Message(**message) for message in messages])
+            text = self.template.render(messages, opened=True)
+            self.tokenizer.encode_special_tokens = False
+            theirs = self.encode(text)
+            self.tokenizer.encode_special_tokens = True
+            if ours != theirs and text == self.template.joined(messages, opened=True):
+                raise ValueError(
+                    "the tokenizer cuts the chat template's text otherwise as a whole than in parts, "
+                    f"{first_difference(ours, theirs)}"
+                )
+
+    def _with_tools(self, tools: str | None) -> Template:
+        """The template where the agent may call these tools, JSON."""
+        if tools is None:
+            return self.template
+        template = Template(self.template.source, self.template.tokens, json.loads(tools))
+        asked = [{"role": "user", "content": "page"}]
+        if template.render(asked) == self.template.render(asked):
+            raise ValueError("the chat template does not tell which tools there are")
+        if difference := template.misfit():
+            raise ValueError(f"the chat template does more than join messages, {difference}")
+        return template
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. Nothing in it becomes a special token."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
-        """The text of an answer's ids, without the `<|im_end|>` that closes it."""
+        """The text of an answer's ids, without the token that closes it."""
         ids = list(ids)
         if ids[-1:] == [self.end]:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def header(self, role: str) -> list[int]:
-        """What stands before a message. The assistant's header is the generation prompt."""
-        if self.close:
-            return [self.start, *self.encode(role), *self.close, *self.encode(self.format.breaks)]
-        return [self.start, *self.encode(role + self.format.breaks)]
+    def _parts(self, texts: Sequence[str]) -> list:
+        """Texts in a row, as text, id, text, id, ..., text: what stands between two tokens is one text."""
+        parts = [""]
+        for text in texts:
+            first, *pieces = [text] if isinstance(text, Plain) else self._cutter.split(text)
+            parts[-1] += first
+            for name, behind in zip(pieces[::2], pieces[1::2]):
+                parts += [self.tokenizer.token_to_id(name), behind]
+        for n in range(1, len(parts), 2):  # some tokens take the blanks beside them
+            token = self.added[parts[n]]
+            parts[n - 1] = parts[n - 1].rstrip() if token.lstrip else parts[n - 1]
+            parts[n + 1] = parts[n + 1].lstrip() if token.rstrip else parts[n + 1]
+        return parts
 
-    def answer(self, message: Message) -> list[int]:
-        """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
+    def _ids(self, texts: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        for n, part in enumerate(self._parts(texts)):
+            ids += [part] if n % 2 else self.encode(part)
+        return ids
+
+    def answer(
+        self, message: Message, between: Sequence[str] = (), said: str | None = None
+    ) -> list[int]:
+        """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed. `between`: the
+        texts before it; `said`: what the template makes of its own."""
         ids = message.ids
         if ids and max(ids) < self.vocab_size and self.decode(ids) == message.content:
             return list(ids)
-        return [*self.encode(message.content), self.end]
+        said = (message.content if said is None else said) + self.blank
+        before = self._parts(between)[-1]
+        given, whole = self.encode(before), self.encode(before + said)
+        # some tokenizers begin a text otherwise than they go on in it
+        ids = whole[len(given) :] if whole[: len(given)] == given else self.encode(said)
+        return [*ids, self.end]
 
-    def dialogue(self, messages: list[Message]) -> Dialogue:
-        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else -1."""
-        system = self.system  # as the model's template has it, only where the conversation has none
-        if messages and messages[0].role == "system":
-            system, messages = messages[0].content, messages[1:]
-        if system is not None:
-            messages = [Message("system", self.preamble + system), *messages]
-        ids, turns = list(self.begin), [-1] * len(self.begin)
-        turn = 0
+    def _behind(self, body: list[int] | None, text: str) -> str:
+        """What the template writes next, without the end that an answer's body has. None: no answer stands
+        before."""
+        if body is None:
+            return text
+        if not text.startswith(self.end_text):
+            raise ValueError(f"the chat template ends an answer here with {text!r}")
+        if body[-1:] != [self.end]:  # cut short: it gets an end that is not the agent's
+            return text.removeprefix(self.blank)
+        text = text.removeprefix(self.end_text)
+        return text.lstrip() if self.added[self.end].rstrip else text
+
+    def dialogue(
+        self, messages: Sequence[Message], tools: str | None = None, *, opened: bool = False
+    ) -> Dialogue:
+        """All messages as ids; `opened`: up to where the agent is to answer. A turn is the agent's tokens with the
+        end that it chose; all else is -1. tools: the functions that it may call, JSON."""
+        template = self.with_tools(tools)
+        ids: list[int] = []
+        turns: list[int] = []
+        between: list[str] = []  # the texts since the last answer
+        turn, last, body = 0, None, None
         for message in messages:
-            head = self.header(message.role)
+            said = template.form(message.role)(message.content)
             if message.role == "assistant":
-                body, owner = self.answer(message), turn
-                turn += 1
+                if message.calls:
+                    said = template.called(last, message.content, json.loads(message.calls))
+                between.append(self._behind(body, template.opening(last)))
+                given, body = self._ids(between), self.answer(message, between, said)
+                ids += [*given, *body]
+                turns += [-1] * len(given) + [turn] * len(body)
+                between, turn = [], turn + 1
             else:
-                body, owner = [*self.encode(message.content), self.end], -1
-            # an answer that was cut short gets an end that is not the agent's
-            tail = self.tail if body[-1:] == [self.end] else [self.end, *self.tail]
-            ids += [*head, *body, *tail]
-            turns += [-1] * len(head) + [owner] * len(body) + [-1] * len(tail)
-        return Dialogue(ids, turns)
+                before = self._behind(body, template.before(last, message.role))
+                between += [before, Plain(said)]
+                body = None
+            last = message.role
+        end = template.opening(last) if opened else template.closing(last)
+        given = self._ids([*between, self._behind(body, end)])
+        return Dialogue(ids + given, turns + [-1] * len(given))
 
-    def prompt(self, messages: list[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: str | None = None) -> list[int]:
         """Ids up to the agent's next answer."""
-        return [*self.dialogue(messages).ids, *self.header("assistant")]
+        return self.dialogue(messages, tools, opened=True).ids
 
 
-def _template(folder: Path) -> str | None:
-    """The chat template among a tokenizer's files, or None."""
+def _tokenizer(folder: Path) -> Tokenizer:
+    """A folder's tokenizer. Raises ValueError if it is missing or cannot be read."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder}: no tokenizer.json here; it must lie beside the model's weights"
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ValueError(f"{path}: not a readable tokenizer file ({error})") from None
+
+
+def _template(folder: Path, tokenizer: Tokenizer) -> tuple[str | None, dict[str, str]]:
+    """The chat template among a tokenizer's files, or None, and what its names of tokens stand for."""
+    settings, config = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    tokens = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token, id = settings.get(name), config.get(f"{name}_id")
+        token = token["content"] if isinstance(token, dict) else token
+        if token is None and not settings and isinstance(id, int):
+            token = tokenizer.id_to_token(id)
+        if token is not None:
+            tokens[name] = token
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    path = folder / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8"), tokens
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
-
-
-def default_system(template: str) -> str | None:
-    """The system text that a template inserts where a conversation has none; None if it inserts none.
-
-    >>> default_system("{{ '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}")
-    'You are Qwen.'
-    """
-    found = re.search(r"<\|im_start\|>system(?:\n|\\n)([^<{}'\"]+)<\|im_end\|>", template)
-    return found and found[1].replace("\\n", "\n")
+    return template, tokens

@@ -6,9 +6,10 @@ compared before the first weight is read. The model is built without memory, so 
 
 import contextlib
 import importlib.util
+import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from tqdm import tqdm
 
 from minidpo.model import ggml, gguf_file
 from minidpo.model.decoder import FAMILIES, ModelConfig, RopeScaling, Transformer
-from minidpo.model.gguf_file import is_gguf
+from minidpo.model.gguf_file import is_gguf, not_gguf
 from minidpo.system.errors import first_line
 from minidpo.system.files import read_json, replacing, write_json
+from minidpo.system.tensors import name_of, require_finite, write_weights
 from minidpo.system.tensors import open_weights as open_safetensors
-from minidpo.system.tensors import write_weights
 
 # what ships, wherever it is called from: model, adapter
 NANO, MINIWOB = "minidpo/nano", "minidpo/miniwob"
@@ -36,6 +37,8 @@ HUB_FILES = [
     "chat_template.jinja",
 ]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# keys of config.json for which `config_json` writes others
+OTHER_SPELLING = "dtype", "rope_parameters", "rope_scaling"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {
     "float32": torch.float32,
@@ -52,22 +55,64 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
         return Path(__file__).parents[2] / source
     if str(source) == SMOLLM2:
         return _smollm2()
-    path = Path(source)
-    if path.is_dir() or (is_gguf(path) and path.is_file()):
+    path, is_base = Path(source), "config.json" in files
+    if path.is_dir():
+        return (is_base and _only_gguf(path)) or path
+    if path.is_file():
+        if not is_base:
+            raise ValueError(f"{path}: a file: give the folder that it is in")
+        if not is_gguf(path):
+            raise ValueError(not_gguf(path))
         return path
-    if is_gguf(path):
+    if path.suffix == ".gguf":
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
         raise ValueError(
             f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct"
         )
     try:
-        return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
+        folder = Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
     # offline and not cached, unknown, bad id
     except (OSError, ValueError, hub.errors.HTTPError) as error:
         raise ValueError(
             f"{source}: no such folder, and the hub cannot provide it ({first_line(error)})"
         ) from None
+    if is_base and (file := _only_gguf(folder)):
+        return file
+    needed = _needed(folder) if set(HUB_FILES) <= set(files) else files
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise ValueError(
+            f"{source}: not all of it is cached: {', '.join(missing)} is missing in {folder}: load it "
+            "once with a connection to the hub; if the repository lacks it, as one of GGUF files does, "
+            "download such a file and give its path"
+        )
+    return folder
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF file, or the first part of one, in a folder without a config.json; None if there is none.
+    Raises ValueError if there are several."""
+    if (folder / "config.json").is_file():
+        return None
+    found = sorted(folder.glob("*.gguf"))
+    later = [f for f in found if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", f.name)]
+    models = [file for file in found if file not in later] or later[:1]
+    if len(models) > 1:
+        raise ValueError(
+            f"{folder}: holds several GGUF files: give one of them itself, such as {models[0]}"
+        )
+    return models[0] if models else None
+
+
+def _needed(folder: Path) -> list[str]:
+    """The files that a downloaded model cannot do without."""
+    weights = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file():
+        if (folder / INDEX).is_file():
+            weights = [path.name for path in _promised(folder)]
+        elif any(folder.glob("model-*-of-*.safetensors")):
+            weights = [INDEX]
+    return ["config.json", "tokenizer.json", *weights]
 
 
 def _smollm2() -> Path:
@@ -84,11 +129,9 @@ def _smollm2() -> Path:
 def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     """A model's shape and its weights' dtype, from `config.json` (old spelling or new) or a GGUF file. Raises
     ValueError with file and key for any value that `model/decoder` does not implement."""
-    if is_gguf(path := Path(folder)):
-        raw = gguf_file.config_of(path)
-    else:
+    path, raw = Path(folder), raw_config(Path(folder))
+    if not is_gguf(path):
         path = path / "config.json"
-        raw = read_json(path)
     family = FAMILIES.get(str(raw.get("model_type")))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
@@ -117,16 +160,12 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     values["head_dim"] = raw.get("head_dim") or 0
     values["rope_scaling"] = None
     if rope_type == "llama3":
-        values["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
-        if not all(isinstance(x, (int, float)) and x > 0 for x in values["rope_scaling"]):
-            raise ValueError(
-                f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}"
-            )
+        values["rope_scaling"] = _llama3(path, rope_key, rope)
     for name, kind in ((field.name, field.type) for field in fields(ModelConfig)):
         value = values[name]
         if kind not in (int, float) or (name, value) == ("head_dim", 0):
             continue
-        if type(value) not in (int, kind) or value <= 0:
+        if type(value) not in (int, kind) or not 0 < value < math.inf:
             raise ValueError(f"{path}: {name} is {value!r}, expected a positive {kind.__name__}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if str(dtype) not in DTYPES:
@@ -135,6 +174,25 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
         return ModelConfig(**values), DTYPES[dtype]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _llama3(path: Path, key: str, rope: dict) -> RopeScaling:
+    """Llama 3's scaling in a config's `key`. Raises ValueError if one of its numbers is missing or has no sense."""
+    scaling = RopeScaling(*(rope.get(name) for name in RopeScaling._fields))
+    if not all(isinstance(x, (int, float)) and 0 < x < math.inf for x in scaling):
+        raise ValueError(f"{path}: {key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}")
+    return scaling
+
+
+def raw_config(folder: Path) -> dict:
+    """What the config.json of a folder says, or would say of a GGUF file."""
+    return gguf_file.config_of(folder) if is_gguf(folder) else read_json(folder / "config.json")
+
+
+def token_ids(folder: Path) -> dict:
+    """What ends, begins and fills a text, as far as a model says so, under config.json's names."""
+    raw = raw_config(folder)
+    return {key: raw[key] for key in gguf_file.TOKEN_IDS if raw.get(key) is not None}
 
 
 def load(
@@ -152,6 +210,7 @@ def load(
             for name in tqdm(names, path.name, unit="tensor", delay=2, leave=False):
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
                 weights[name] = file.get_tensor(name).to(device, dtype, copy=True)
+                require_finite(path, name, weights[name])
     model.load_state_dict(weights, assign=True)
     return model
 
@@ -171,6 +230,7 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
         model = Transformer(config)
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     file_of: dict[str, Path] = {}
+    known = [*ggml.PLAIN, *(ggml.FORMATS if is_gguf(folder) else ("F64",))]
     for path, promised in _promised(folder).items():
         with open_weights(path) as file:
             if missing := promised - set(file.keys()):
@@ -188,10 +248,10 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
                         f"{path}: tensor {name} has shape {shape}, config.json wants {wanted} "
                         "(None: no such tensor)"
                     )
-                if stored not in (*ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ("F64",))):
+                if stored not in known:
                     raise ValueError(
-                        f"{path}: tensor {name} is {stored}, expected floating point, or in a "
-                        f"GGUF file {', '.join(ggml.FORMATS)}"
+                        f"{path}: tensor {name} is {stored}, which is not read: it can be "
+                        f"{', '.join(known)}"
                     )
                 file_of[name] = path
     if absent := shapes.keys() - file_of.keys():
@@ -210,7 +270,7 @@ def files_of(source: str | Path) -> list[Path]:
     """The files that decide what a model says: weights, shape, tokenizer, chat template."""
     folder = locate(source)
     if is_gguf(folder):
-        return [folder]
+        return gguf_file.read(folder).files
     return sorted(file for pattern in HUB_FILES for file in folder.glob(pattern))
 
 
@@ -240,7 +300,7 @@ def config_json(config: ModelConfig, dtype: torch.dtype) -> dict:
         "architectures": [config.family.architecture],
         "hidden_act": "silu",
         "use_sliding_window": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": name_of(dtype),
         **values,
     }
 
@@ -250,9 +310,12 @@ def save(
     folder: str | Path,
     tokenizer_file: str | Path | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    found: Mapping | None = None,
 ) -> None:
-    """Write a model in the hub's layout: above `max_shard_bytes` in several files with an index. Raises
-    ValueError for a model with tensors that its config does not have, such as an adapter's."""
+    """Write a model in the hub's layout: above `max_shard_bytes` in several files with an index. found: the
+    `raw_config` that it was made from, of which its config.json keeps what it does not say itself, such as the
+    ids of tokens. Raises ValueError for a model with tensors that its config does not have, such as an
+    adapter's."""
     folder = Path(folder)
     weights = model.state_dict()
     with torch.device("meta"):
@@ -272,9 +335,9 @@ def save(
         with replacing(folder / "tokenizer.json") as temporary:
             shutil.copyfile(tokenizer_file, temporary)
     # of a new folder the last file: where it stands, the others do
-    write_json(
-        folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype)
-    )
+    kept = {key: value for key, value in (found or {}).items() if key not in OTHER_SPELLING}
+    own = config_json(model.config, next(iter(weights.values())).dtype)
+    write_json(folder / "config.json", {**kept, **own})
     written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
     for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:
         # an earlier save in another number of files: no loader may meet it

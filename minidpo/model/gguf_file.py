@@ -2,10 +2,12 @@
 
 `config_of` gives what `config.json` would hold, `tokenizer_of` what `tokenizer.json` would, and `GGUFWeights`
 gives tensors under the checkpoint's names, so that nothing behind `model/checkpoint` knows where a model came
-from. The container is read by llama.cpp's own `gguf` package, quantised blocks by `model/ggml`.
+from. The container is read by llama.cpp's own `gguf` package, quantised blocks by `model/ggml`. A model that
+`gguf-split` cut into several files is read by its first, beside which the others are.
 """
 
 import functools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +18,13 @@ from torch import Tensor
 
 from minidpo.model import ggml
 from minidpo.model.decoder import FAMILIES, RopeScaling, rotary_frequencies, stretched
+from minidpo.system.files import begins_with, is_lfs_pointer
 
 if TYPE_CHECKING:  # imported where a file is read: most models are none
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import GGUFReader, ReaderField, ReaderTensor
 
+MAGIC = b"GGUF"
+SPLIT_NAME = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -40,6 +45,13 @@ EMBEDDING = "token_embd.weight"
 # how Llama 3's rope scaling is stored: what each frequency is divided by
 ROPE_FACTORS = "rope_freqs.weight"
 
+# how config.json calls tokens, and what the metadata calls them
+TOKEN_IDS = {
+    "eos_token_id": "eos_token_id",
+    "bos_token_id": "bos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+
 # how a text is cut before pairs of bytes are merged, by the name that llama.cpp gives it
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -49,22 +61,82 @@ SPLITS = {"qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}", "smollm": None}
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model lies in a GGUF file, and not in a folder."""
-    return path.suffix == ".gguf"
+    """Whether a model is in a GGUF file, whatever it is called: a blob of Ollama's is named by its hash."""
+    return begins_with(path, MAGIC)
+
+
+def not_gguf(path: Path) -> str:
+    """Why a file that is no GGUF file cannot be read as a model."""
+    if is_lfs_pointer(path):
+        return f"{path}: a Git LFS pointer in place of the file: run `git lfs pull` in its folder"
+    return (
+        f"{path}: not a GGUF file, because it does not begin with {MAGIC.decode()}: download it "
+        "again, or give the folder if it is one of safetensors"
+    )
+
+
+class Stored(NamedTuple):
+    """What is in a GGUF file, or in all parts of a split one."""
+
+    fields: "dict[str, ReaderField]"  # the metadata, of the first part
+    tensors: "list[ReaderTensor]"
+    files: list[Path]
 
 
 @functools.lru_cache(maxsize=2)
-def read(path: Path) -> "GGUFReader":
-    """The file's metadata and tensors, mapped once a process. Raises ValueError if it is not whole."""
+def read(path: Path) -> Stored:
+    """A model's metadata and tensors, mapped once a process. Raises ValueError if a file is missing or not whole."""
+    first = _reader(path)
+    number, count = _part_of(first)
+    named = SPLIT_NAME.fullmatch(path.name)
+    name = f"{named[1] if named else 'NAME'}-{{:05d}}-of-{count:05d}.gguf"
+    if number:
+        raise ValueError(f"{path}: part {number + 1} of {count}: give the first, {name.format(1)}")
+    if count > 1 and path.name != name.format(1):
+        raise ValueError(
+            f"{path}: part 1 of {count}: call it {name.format(1)}, and put the others beside it"
+        )
+    files, tensors = [path], list(first.tensors)
+    for n in range(1, count):
+        part = path.with_name(name.format(n + 1))
+        if not part.is_file():
+            raise ValueError(f"{part}: no such file: it is part {n + 1} of {count} of {path.name}")
+        reader = _reader(part)
+        if _part_of(reader) != (n, count):
+            raise ValueError(f"{part}: not part {n + 1} of {count} of {path.name}, as it is called")
+        files.append(part)
+        tensors += reader.tensors
+    wanted = _content(first, "split.tensors.count", len(tensors))
+    if len(tensors) != wanted:
+        raise ValueError(f"{path}: its {count} parts hold {len(tensors)} tensors, not {wanted}")
+    return Stored(first.fields, tensors, files)
+
+
+def _content(reader: "GGUFReader", key: str, default: int) -> int:
+    return reader.fields[key].contents() if key in reader.fields else default
+
+
+def _part_of(reader: "GGUFReader") -> tuple[int, int]:
+    """The number of a file, from 0, among the parts of its model, and how many these are."""
+    return _content(reader, "split.no", 0), _content(reader, "split.count", 1)
+
+
+def _reader(path: Path) -> "GGUFReader":
+    """One file. Raises ValueError if it is not whole."""
     from gguf import GGUFReader
 
+    if not is_gguf(path):
+        raise ValueError(not_gguf(path))
     try:
         return GGUFReader(path)
     # the package checks little: a file cut short fails wherever numpy notices
     except Exception as error:
+        if "GGMLQuantizationType" in str(error):
+            raise ValueError(f"{path}: a tensor's format is not read ({error})") from None
         raise ValueError(f"{path}: not a whole GGUF file ({error}); download it again") from None
 
 
+@functools.lru_cache(maxsize=256)  # a list of tokens takes seconds
 def value(path: Path, key: str, default=None):
     """A metadata value. Without a default, a missing key is a ValueError that names it."""
     if field := read(path).fields.get(key):
@@ -111,21 +183,29 @@ def config_of(path: Path) -> dict:
         "torch_dtype": "float32",
         "rope_scaling": {"rope_type": scaling.replace("none", "default")},
     }
-    if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
+    for key, stored in TOKEN_IDS.items():
+        if f"tokenizer.ggml.{stored}" in read(path).fields:
+            config[key] = value(path, f"tokenizer.ggml.{stored}")
+    if ROPE_FACTORS in tensors:
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
-        llama3 = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
-        expected = rope_divisors(2 * len(divisors), config["rope_theta"], llama3)
-        if not torch.allclose(expected, divisors, rtol=1e-3):
-            raise ValueError(
-                f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented"
-            )
-        config["rope_scaling"] = {"rope_type": "llama3", **llama3._asdict()}
+        config["rope_scaling"] = _llama3(path, divisors, config["rope_theta"])
     if (turned := setting("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
         raise ValueError(
             f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
             f"{config['head_dim']} numbers of a head are turned here"
         )
     return config
+
+
+def _llama3(path: Path, divisors: Tensor, theta: float) -> dict:
+    """Llama 3's scaling from what it divides the frequencies by; Meta's models differ in `factor` alone."""
+    scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
+    expected = rope_divisors(2 * len(divisors), theta, scaling)
+    if not torch.allclose(expected, divisors, rtol=1e-3):
+        raise ValueError(
+            f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented"
+        )
+    return {"rope_type": "llama3", **scaling._asdict()}
 
 
 class Piece(NamedTuple):
@@ -246,3 +326,11 @@ def tokenizer_of(path: Path) -> Tokenizer:
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
     return tokenizer
+
+
+def template_of(path: Path) -> tuple[str | None, dict[str, str]]:
+    """The chat template in the file's metadata, or None, and what its names of tokens stand for."""
+    names = value(path, "tokenizer.ggml.tokens")
+    ids = {name: value(path, f"tokenizer.ggml.{name}_token_id", -1) for name in ("bos", "eos")}
+    tokens = {f"{name}_token": names[id] for name, id in ids.items() if id >= 0}
+    return value(path, "tokenizer.chat_template", "") or None, tokens

@@ -12,6 +12,7 @@ On a CPU, while at most eight rows write, each also reads a guess of what it wri
 product of 16 rows takes half as long again as that of one. With packed weights a guess changes no bit.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pas
 WIDTH = 16  # tokens of a step, guesses included, up to which rows guess: attention is a call for each token
 # logits at a time on a CPU: of more, the copies in fp64 are fresh memory in each step: slow
 DRAWN = 2**21
+# divided by less, a logit may overflow fp32. Long before that only equal logits share a draw
+COLDEST = 1e-30
 
 
 class Request(NamedTuple):
@@ -57,29 +60,36 @@ class Answer:
 def pick(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float) -> Tensor:
     """One token a row, (B,), from logits (B,V) and uniforms (B,) in fp64, by inverse transform sampling.
 
-    Temperature, one for all or (B,), 0 is greedy; top_p keeps the fewest likeliest tokens of that mass
-    (Holtzman 2020, 1904.09751).
+    Temperature, one for all or (B,), is greedy below COLDEST; top_p keeps the fewest likeliest tokens of that
+    mass (Holtzman 2020, 1904.09751).
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])  # probabilities 0.09, 0.67, 0.24
     >>> [pick(logits, torch.tensor([u]).double(), 1.0, 1.0).item() for u in (0.05, 0.5, 0.95)]
     [0, 1, 2]
     """
     if isinstance(temperature, Tensor):
-        greedy = temperature == 0
-        drawn = pick(logits / temperature.masked_fill(greedy, 1.0)[:, None], uniforms, 1.0, top_p)
-        return torch.where(greedy, logits.argmax(-1), drawn)
-    if temperature == 0:
+        greedy = temperature < COLDEST
+        warm = temperature.masked_fill(greedy, 1.0)[:, None]
+        return torch.where(greedy, logits.argmax(-1), _draw(logits, uniforms, warm, top_p))
+    if temperature < COLDEST:
         return logits.argmax(-1)
+    return _draw(logits, uniforms, temperature, top_p)
+
+
+def _draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float) -> Tensor:
+    """`pick` above COLDEST; a tensor of temperatures is (B,1)."""
     p = (logits / temperature).softmax(-1)
     if top_p < 1:
         ordered, index = p.sort(-1, descending=True)
-        ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)  # the first token always stays
-        p = torch.zeros_like(p).scatter(-1, index, ordered)
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        beyond[:, 0] = False  # in fp32 a small top_p is 0
+        p = torch.zeros_like(p).scatter(-1, index, ordered.masked_fill(beyond, 0))
     cumulative = p.double().cumsum(-1)
     # the largest u below 1 times the total may be rounded to the total, the one before it may not: so never
     # past the end, never a token of probability 0 (in fp32 u may be 1)
     at = uniforms.clamp(max=1 - 2**-52) * cumulative[:, -1]
-    return torch.searchsorted(cumulative, at[:, None], right=True)[:, 0]
+    # only nan is past the end: a caller sees it in the token's log-prob
+    return torch.searchsorted(cumulative, at[:, None], right=True)[:, 0].clamp(max=p.shape[1] - 1)
 
 
 class Sampler:
@@ -170,7 +180,8 @@ class Sampler:
 
     def _draw(self, hidden: Tensor, tokens: Sequence[tuple[int, int]]) -> list[list[float]]:
         """Draw a token from each hidden state (N,C): its id and log π at temperature 1. tokens: each state's
-        row, and how many guessed tokens come before the one that is drawn."""
+        row, and how many guessed tokens come before the one that is drawn. Raises ValueError where the model's
+        numbers overflowed."""
         answers = [(self.writing[row], ahead) for row, ahead in tokens]
         uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in answers]
         draws = to_device(torch.tensor(uniforms, dtype=torch.float64), hidden.device)
@@ -188,6 +199,11 @@ class Sampler:
             )
             logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
             drawn += torch.stack((token.double(), logp.double()), -1).tolist()  # one transfer
+        if not all(math.isfinite(logp) for _, logp in drawn):
+            raise ValueError(
+                "the log-prob of a sampled token is not finite: the model overflowed; try "
+                "--machine.dtype float32, or another adapter"
+            )
         return drawn
 
     def _stop(self, row: int) -> Answer:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from minidpo.model.decoder import Transformer
-from minidpo.system.tensors import open_weights, write_weights
+from minidpo.system.tensors import read_weights, require_finite, write_weights
 
 FILE = "head.safetensors"  # beside the files of the adapter that makes its hidden states
 
@@ -34,17 +34,18 @@ class ScalarHead(nn.Linear):
         """Read the head in a folder, if there is one. ValueError if it is damaged, or of another kind or model."""
         if not (folder / FILE).is_file():
             return
-        with open_weights(folder / FILE) as file:
-            if list(file.keys()) != [kind] or file.get_tensor(kind).shape != self.weight.shape:
-                raise ValueError(
-                    f"{folder / FILE}: not a {kind} head for this model: give another adapter"
-                )
-            self.weight.data.copy_(file.get_tensor(kind))
+        stored, _ = read_weights(folder / FILE)
+        if list(stored) != [kind] or stored[kind].shape != self.weight.shape:
+            raise ValueError(
+                f"{folder / FILE}: not a {kind} head for this model: give another adapter"
+            )
+        weight = stored[kind].to(self.weight.dtype)
+        require_finite(folder / FILE, kind, weight)
+        self.weight.data.copy_(weight)
 
 
 def kind_in(folder: Path) -> str | None:
     """The kind of the head in a folder; None if there is none."""
     if not (folder / FILE).is_file():
         return None
-    with open_weights(folder / FILE) as file:
-        return next(iter(file.keys()), None)
+    return next(iter(read_weights(folder / FILE)[0]), None)

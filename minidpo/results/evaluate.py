@@ -28,6 +28,7 @@ from minidpo.results.replay import write_report
 from minidpo.results.success import best_of, comparisons, result_metrics, summary
 from minidpo.results.table import table
 from minidpo.system import processes, run_folder
+from minidpo.system.command_line import at_home
 from minidpo.system.files import as_json, write_text
 from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.result_file import write_result
@@ -93,7 +94,7 @@ def evaluate(command: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a model. Returns the result."""
     adapters = parse_adapters(command.adapters)
     for folder in filter(None, adapters.values()):
-        lora.located(folder)
+        lora.read_weights(folder)  # the last is opened an hour after the first
     if command.export:
         return export(command, adapters)
     context = command.context()
@@ -231,7 +232,7 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
             raise ValueError(f"--adapters {text}: {name} cannot name a file in --out: take another")
         if name in adapters:
             raise ValueError(f"--adapters has two agents named {name}: give each its own name")
-        adapters[name] = Path(folder) if folder else None
+        adapters[name] = at_home(Path(folder)) if folder else None
     return adapters or {"base": None}
 
 

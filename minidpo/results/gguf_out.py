@@ -24,21 +24,21 @@ from torch import Tensor
 from minidpo.memory.lora import LoRALinear
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat
+from minidpo.model.checkpoint import token_ids
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import replacing
 
 WEIGHTS = "minidpo.weights"  # a key of both files: the fingerprint of base and adapter in one
 # what the tokens of a conversation are: written for every base, not copied from a GGUF file
 CONVERSATION = [
-    f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")
+    f"tokenizer.ggml.{key}"
+    for key in (*gguf_file.TOKEN_IDS.values(), "eot_token_id", "add_bos_token")
 ]
 
 
-def write_model(
-    path: Path, model: Transformer, base: Path, *, chat: Chat, template: str, weights: str
-) -> None:
+def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, weights: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: "" for none. weights: the model's fingerprint. Raises ValueError for a tokenizer that
+    it has. weights: the model's fingerprint. Raises ValueError for a tokenizer that
     llama.cpp cannot have, and for weights beyond F16."""
     config = model.config
     writer = GGUFWriter(None, config.model_type)
@@ -59,12 +59,8 @@ def write_model(
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, base, chat, config.vocab_size)
-    writer.add_eos_token_id(chat.end)
-    writer.add_add_bos_token(bool(chat.begin))
-    if chat.begin:  # without it llama.cpp begins a text with token 11
-        writer.add_bos_token_id(chat.begin[0])
-    if template:
-        writer.add_chat_template(template)
+    _add_token_ids(writer, token_ids(base), chat)
+    writer.add_chat_template(chat.template.source)
     names = _stored_names(config)
     tensors = {
         names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
@@ -141,6 +137,21 @@ def _stored_rows(name: str, rows: Tensor, config: ModelConfig) -> Tensor:
     if config.model_type == "llama" and (n := heads.get(name.split(".")[-2])):
         return gguf_file.permute(rows, n)
     return rows
+
+
+def _add_token_ids(writer: GGUFWriter, ids: dict, chat: Chat) -> None:
+    """What ends, begins and fills a text: the base's ids, and the conversation's where it has none."""
+    ends = ids.get("eos_token_id", chat.end)
+    ends = ends if isinstance(ends, list) else [ends]
+    writer.add_eos_token_id(chat.end if chat.end in ends else ends[0])
+    writer.add_eot_token_id(chat.end)  # the agent's answers end with it: llama.cpp stops at both
+    writer.add_add_bos_token(bool(chat.begin))
+    if chat.begin:  # without it llama.cpp begins a text with token 11
+        writer.add_bos_token_id(chat.begin[0])
+    elif "bos_token_id" in ids:
+        writer.add_bos_token_id(ids["bos_token_id"])
+    if "pad_token_id" in ids:
+        writer.add_pad_token_id(ids["pad_token_id"])
 
 
 def _add_tokenizer(writer: GGUFWriter, base: Path, chat: Chat, vocab_size: int) -> None:

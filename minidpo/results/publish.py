@@ -21,8 +21,17 @@ from minidpo.memory.loading import merge, open_base, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.model import gguf_file, scalar_head
-from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
-from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save
+from minidpo.model.chat import Chat
+from minidpo.model.checkpoint import (
+    HUB_FILES,
+    NANO,
+    SMOLLM2,
+    SMOLLM2_HUB,
+    locate,
+    raw_config,
+    save,
+    token_ids,
+)
 from minidpo.model.decoder import Transformer
 from minidpo.results.table import table
 from minidpo.system import processes
@@ -30,14 +39,15 @@ from minidpo.system.files import read_json, temporary_beside, write_json
 from minidpo.system.result_file import read_result
 from minidpo.system.tensors import fingerprint
 
-# The template of `model/chat` as Qwen2's tokenizer_config.json has it, for a base that lacks that file.
-TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\n" + SYSTEM_DEFAULT + "<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+# copied if there
+BESIDE = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
 )
-BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
 UPLOADED = {
     "adapter": (*lora.FILES, scalar_head.FILE),
@@ -56,13 +66,11 @@ class Merged(NamedTuple):
     base: Path  # its folder or GGUF file
     model: Transformer
     chat: Chat
-    template: str  # of the chat; "" if it has none
     adapter: dict[str, lora.LoRALinear]  # by the name of the map that each was added to
 
 
 def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
-    """The merged model. Raises ValueError if it does not fit in full, before weights are read, or if a folder
-    has another format than ChatML and no chat template, which then is not known."""
+    """The merged model. Raises ValueError if it does not fit in full, before weights are read."""
     processes.refuse_torchrun("a merged model is not written")
     machine = to_compute(machine, adapter)
     setup = setup_of(source, replace(machine, quantize=None, cache=None))
@@ -74,17 +82,12 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
     )
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
-    if chat.template is None and chat.format is not CHATML:
-        raise ValueError(
-            f"{base}: no chat template here: put its chat_template.jinja beside the weights"
-        )
-    template = TEMPLATE if chat.template is None else chat.template  # "" of a GGUF file without one
     lora.load(model, adapter)
     if machine.quantize:
         print("the base is held in few bits: the values that its codes stand for are written")
     layers = lora.layers(model)
-    merge(model, dtype)
-    return Merged(base, model, chat, template, layers)
+    merge(model, dtype, adapter)
+    return Merged(base, model, chat, layers)
 
 
 def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
@@ -102,8 +105,7 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
                 f"{path} exists and holds something else: delete it, or give another --out"
             )
     if not whole.exists():
-        base, template = merged.base, merged.template
-        gguf_out.write_model(whole, model, base, chat=chat, template=template, weights=weights)
+        gguf_out.write_model(whole, model, merged.base, chat=chat, weights=weights)
     if not alone.exists():
         gguf_out.write_adapter(alone, model.config, merged.adapter, weights)
     print(f"{whole}: {adapter} added to {source}, F16")
@@ -114,7 +116,7 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
     """Write base and adapter to FOLDER/NAME-merged as one plain model, unless it is there. Returns its
     fingerprint."""
-    base, model, chat, template, _ = open_merged(source, adapter, machine)
+    base, model, chat, _ = open_merged(source, adapter, machine)
     folder = folder / f"{name}-merged"
     record = {
         "version": VERSION,
@@ -132,11 +134,11 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
     temporary = temporary_beside(folder)
     try:
         if gguf_file.is_gguf(base):
-            save(model, temporary, None)
+            save(model, temporary, None, found=raw_config(base))
             gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
         else:
-            save(model, temporary, base / "tokenizer.json")
-        write_tokenizer(base, chat, template, temporary)
+            save(model, temporary, base / "tokenizer.json", found=raw_config(base))
+        write_tokenizer(base, chat, temporary)
         write_json(temporary / RECORD, record)
         os.rename(temporary, folder)
     finally:
@@ -145,30 +147,34 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path, na
     return record["weights"]
 
 
-def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None:
+def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
     """Write what transformers needs beside tokenizer.json: settings, chat template, stop tokens."""
-    for name in BESIDE:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, folder / name)
+    for path in (path for pattern in BESIDE for path in base.glob(pattern)):
+        copy = folder / path.relative_to(base)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
     settings = _read_if_there(base / "tokenizer_config.json")
     if not settings:
-        end, pad = chat.format.end, "<|endoftext|>"  # Llama 3 has no pad token
+        name_of = chat.tokenizer.id_to_token
+        end, pad = name_of(chat.end), "<|endoftext|>"  # Llama 3 has no pad token
+        if (given := token_ids(base).get("pad_token_id")) is not None:
+            pad = name_of(given)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": end,
-            "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad,
+            "pad_token": end if pad is None or chat.tokenizer.token_to_id(pad) is None else pad,
         }
         print(
             "the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
             "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says"
         )
-        if chat.format.begin:  # the template writes it
-            (settings["bos_token"],) = chat.format.begin
+        if chat.begin:  # the template writes it
+            settings["bos_token"] = name_of(*chat.begin)
     if settings.get("chat_template") is None and not (base / "chat_template.jinja").is_file():
-        settings["chat_template"] = template
+        settings["chat_template"] = chat.template.source
     write_json(folder / "tokenizer_config.json", settings)
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token, or null
-    generation = _read_if_there(base / "generation_config.json")
+    generation = _read_if_there(base / "generation_config.json") or token_ids(base)
     others = generation.get("eos_token_id")
     others = others if isinstance(others, list) else [others]
     ends = [chat.end, *(end for end in others if end not in (chat.end, None))]
@@ -197,7 +203,7 @@ def push(command: PushCommand) -> dict:
     """Upload an adapter or a merged model with a model card, in one commit. Returns where it is."""
     processes.refuse_torchrun("an upload is not made")
     kind, files = to_upload(command.folder)
-    uploads = {path.name: path for path in files}
+    uploads = {path.relative_to(command.folder).as_posix(): path for path in files}
     uploads["README.md"] = card(command, kind).encode()
     if hub.get_token() is None:
         raise ValueError("an upload to the hub needs a token: set HF_TOKEN, or run `hf auth login`")

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +20,7 @@ import tyro
 
 from minidpo.system import processes
 from minidpo.system.files import as_json
+from minidpo.system.tracking import told_of_the_end
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
 AS_INSTALLED = {
@@ -55,11 +56,24 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
         )
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     try:
-        return _parse_with_tyro(kind, [*file_flags, *flags], program, text)
+        return at_home(_parse_with_tyro(kind, [*file_flags, *flags], program, text))
     except ValueError as error:
         if file is None:
             raise
         raise ValueError(f"{file} and the flags beside it: {error}") from None
+
+
+def at_home(options):
+    """Options whose paths begin at home where they begin with `~`: no shell reads a TOML file, quotes or
+    `--out=~/x`. The options check themselves again."""
+    if isinstance(options, Path):
+        return Path(os.path.expanduser(options))
+    if isinstance(options, tuple):
+        return tuple(map(at_home, options))
+    if is_dataclass(options):
+        found = {f.name: at_home(vars(options)[f.name]) for f in fields(options)}
+        return replace(options, **found)
+    return options
 
 
 def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
@@ -78,7 +92,7 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
     installed, configs/NAME is the one that came with it, unless there is such a file here."""
-    file = Path(path)
+    file = at_home(Path(path))
     packaged = PACKAGED / Path(*file.parts[1:])
     if file.parts[:1] == ("configs",) and not file.exists() and packaged.is_file():
         file = packaged
@@ -185,7 +199,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     torch.set_num_threads(torch.get_num_threads())
     gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
     try:
-        with processes.process_group():
+        with processes.process_group(), told_of_the_end():
             run(sys.argv[1:])
             sys.stdout.flush()
     # a wrong setting or input, the disk, memory

@@ -87,6 +87,19 @@ def read_json(path: str | Path) -> dict:
     return content
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file only names, for Git LFS, the content that should be in its place."""
+    return begins_with(path, b"version https://git-lfs")
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether these are a file's first bytes; of a folder and of nothing they are not."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
 def check_version(content: dict, known: int, what: str, way_out: str = "") -> dict:
     """JSON content without its `version`, which must be `known`. Without one it is version 1."""
     if (version := content.pop("version", 1)) != known:

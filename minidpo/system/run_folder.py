@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TextIO
 
@@ -22,10 +23,11 @@ from minidpo.system.files import (
     write_json,
     write_text,
 )
-from minidpo.system.tensors import fingerprint, open_weights, write_weights
+from minidpo.system.tensors import fingerprint, read_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
+SHA256 = re.compile(r"[0-9a-f]{64}")
 STATE_VERSION = "3"  # 3: instances in a random order within an epoch
 # Settings that change no result: places, and how much is computed at a time.
 NOT_DECISIVE = {
@@ -127,9 +129,7 @@ class RunFolder:
         if not self.state.is_file():
             return None
         try:
-            with open_weights(self.state) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors, metadata = read_weights(self.state)
             if metadata.get("version") != STATE_VERSION:
                 raise ValueError(f"{self.state}: made by another version")
             if metadata.get("base", self.base) != self.base:
@@ -220,18 +220,22 @@ def records(folder: Path) -> list[dict]:
 
 def changed_settings(old: dict, new: dict) -> str:
     """The decisive settings in which two configurations differ, with both values; "" if they agree. Of an input
-    the content decides: in place of a path NAME its hash NAME_sha256 is compared, so a moved file is the same.
+    the content decides: in place of a path NAME its hash NAME_sha256 is compared, so a moved file is the same;
+    an older run that did not hash it yet is compared by its path.
 
     >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
     """
+    new = {name: x for name, x in new.items() if name in old or not name.endswith("_sha256")}
     before, now = _decisive(old), _decisive(new)
     found = []
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
-        if name.endswith("_sha256"):
-            found.append(f"{name.removesuffix('_sha256')} of other content")
+        whole, hashed, part = name.partition("_sha256")
+        if hashed or SHA256.fullmatch(str(now.get(name))):
+            part = part.replace(".", "'s ", 1)
+            found.append(f"{whole}{part} of other content")
         else:
             found.append(f"{name} {before.get(name)}, now {now.get(name)}")
     return "; ".join(found)

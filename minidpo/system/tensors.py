@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from minidpo.system.files import replacing
+from minidpo.system.files import is_lfs_pointer, replacing
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -29,6 +29,7 @@ DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # what a file calls them
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @contextmanager
@@ -38,17 +39,58 @@ def open_weights(path: Path) -> Iterator[safe_open]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (FileNotFoundError, SafetensorError) as error:
+        if is_lfs_pointer(Path(path)):
+            raise ValueError(
+                f"{path}: a Git LFS pointer in place of the weights: run `git lfs pull` in its folder"
+            ) from None
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a safetensors file by name, and its metadata. Raises ValueError as `open_weights` and
+    `require_finite` do."""
+    with open_weights(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata() or {}
+    for name, tensor in tensors.items():
+        require_finite(path, name, tensor)
+    return tensors, metadata
+
+
+def require_finite(path: str | Path, name: str, *values: Tensor) -> None:
+    """Raise ValueError if one of a tensor's values, in the dtype that they have now, is not finite.
+
+    A model with one such weight says nonsense, or fails an hour later where nobody sees the cause.
+    """
+    for part in values:
+        # aminmax passes NaN on; isfinite() takes fifty times as long and a second tensor
+        if (
+            part.dtype in FLOATS
+            and part.numel()
+            and not all(end.isfinite() for end in part.detach().aminmax())
+        ):
+            raise ValueError(
+                f"{path}: tensor {name} holds values that are not finite in {name_of(part.dtype)}: "
+                "NaN, infinity, or a number too large for it"
+            )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name, such as float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def write_weights(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> None:
-    """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written.
+    """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written, ValueError for
+    a tensor that is not finite.
 
     The library's `save_file` takes a temporary name of its own choice, which a kill would leave for good, and
     writes metadata in any order. The file is the length of its header, the header in JSON, then the bytes.
     """
+    for name, tensor in tensors.items():
+        require_finite(path, name, tensor)
     header: dict = {"__metadata__": dict(sorted(metadata.items()))}
     end, ordered = 0, sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from minidpo.system.result_file import read_result
 
 Tracker = Literal["mlflow", "tensorboard"]
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
+OPEN: set["Tracking"] = set()  # those that a tracker takes for running
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
 
 
@@ -57,6 +59,12 @@ class Tracking:
         if self.name:
             self._guarded(self._complete)
 
+    def stop(self, status: str) -> None:
+        """Tell the tracker that the work ended early, as FAILED or KILLED. `begin` takes the run up again."""
+        if self.store is not None:
+            self._guarded(lambda: self.store.end(status))
+        self._close()
+
     def _guarded(self, work: Callable[[], object], fatal: bool = False) -> None:
         try:
             work()
@@ -74,7 +82,12 @@ class Tracking:
                     "what it missed at the end, or when the command is started again",
                     file=sys.stderr,
                 )
-            self.failed, self.store = True, None
+            self.failed = True
+            self._close()
+
+    def _close(self) -> None:
+        self.store = None
+        OPEN.discard(self)
 
     def _open(self) -> None:
         """Resume the run that the note names if it is in this store, else begin a new one."""
@@ -86,6 +99,7 @@ class Tracking:
         run = store.open(self.title, run, self.settings)
         write_json(self.note, {"version": VERSION, "where": store.where, "run": run})
         self.store, self.sent = store, 0
+        OPEN.add(self)
 
     def _send(self) -> None:
         path = self.folder / "metrics.jsonl"
@@ -107,7 +121,18 @@ class Tracking:
         ]
         self.store.finish(rows, paths)
         print(f"tracked   {self.store.viewer}")
-        self.store = None
+        self._close()
+
+
+@contextmanager
+def told_of_the_end() -> Iterator[None]:
+    """If the block is left by an error or by Ctrl-C, no tracker takes a run of it for one that still runs."""
+    try:
+        yield
+    except BaseException as error:
+        for tracking in list(OPEN):
+            tracking.stop("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
 
 
 class MLflow:
@@ -168,7 +193,11 @@ class MLflow:
             self.client.log_text(self.run, as_table(rows), "results.md")
         for path in paths:
             self.client.log_artifact(self.run, str(path))
-        self.client.set_terminated(self.run)
+        self.end("FINISHED")
+
+    def end(self, status: str) -> None:
+        """Say how the run ended: FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(self.run, status)
 
 
 class TensorBoard:
@@ -195,6 +224,10 @@ class TensorBoard:
         """Event files hold no other files."""
         if rows:
             self.writer.add_text("results", as_table(rows))
+        self.end("FINISHED")
+
+    def end(self, status: str) -> None:
+        """Event files know no status."""
         self.writer.close()
 
 

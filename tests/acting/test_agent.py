@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import envs.gym
+import minidpo
 from envs.protocol import Observation
 from minidpo import Agent
 from minidpo.acting.agent import Prediction, TooLong
@@ -153,6 +154,15 @@ def test_the_lines_in_the_readme_run(capsys):
 def test_the_shipped_adapter_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert as_trained(Machine(), Path("minidpo/miniwob")).dtype == "bfloat16"
+
+
+def test_a_model_and_an_adapter_are_found_at_home(tmp_path, monkeypatch):
+    nano = Path(minidpo.__file__).with_name("nano")
+    (tmp_path / "base").symlink_to(nano)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Agent("~/base", machine=CPU).name.startswith(f"{tmp_path}/base@")
+    with pytest.raises(ValueError, match=f"{tmp_path}/base.*adapter"):
+        Agent("~/base", "~/base", machine=CPU)
 
 
 @pytest.mark.slow

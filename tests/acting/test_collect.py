@@ -40,7 +40,7 @@ def changed(**changes):
     [
         (changed(forced=STEPS[:1], shots=("a", "b")), {}, "examples"),
         (changed(forced=STEPS[:1]), {"sampling": {"seed": 8}}, "script"),
-        (changed(forced=STEPS[:1]), {"name": "other@1"}, "other@1"),
+        (changed(forced=STEPS[:1]), {"name": "other@1"}, "other@1.*weights"),
     ],
 )
 def test_a_file_does_not_go_on_with_what_would_not_have_played_it(tmp_path, jobs, policy, names):
@@ -49,6 +49,22 @@ def test_a_file_does_not_go_on_with_what_would_not_have_played_it(tmp_path, jobs
     vars(other).update(policy)
     with pytest.raises(ValueError, match=names):
         collect(other, jobs, tmp_path / "a.jsonl")
+
+
+def test_a_chat_that_changed_is_told_and_older_episodes_name_none(tmp_path):
+    jobs, out = changed(forced=STEPS[:1]), tmp_path / "a.jsonl"
+
+    def script(name):
+        policy = Script(["next"])
+        policy.name = name
+        return policy
+
+    collect(script("here@1"), jobs, out)
+    collect(script("moved@1-a"), jobs, out)  # before the chat was in the name
+    out.unlink()
+    collect(script("here@1-a"), jobs, out)
+    with pytest.raises(ValueError, match="chat template"):
+        collect(script("here@1-b"), jobs, out)
 
 
 def test_an_expert_that_knows_no_way_on_ends_its_episode_and_no_other(

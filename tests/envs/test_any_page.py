@@ -16,7 +16,46 @@ KINDS = ("month", "week", "datetime-local", "time", "date")
 DEFINE = """<style>body { margin: 8px }</style><script>
     const define = (name, html) => customElements.define(name, class extends HTMLElement {
       constructor() { super(); this.attachShadow({ mode: "open" }).innerHTML = html; } });</script>"""
+BASE = "<style>select, ::picker(select) { appearance: base-select }</style>"
+HALF = "<style>select { appearance: base-select }</style>"  # its popup is the browser's own
+SHUT = "<script>addEventListener('mousedown', (event) => event.preventDefault(), true)</script>"
+CHOICES = {
+    name: f"""{style}<select aria-label=Size {kind}><option>S<option>M<option>L<option>XL</select><p id=said></p>
+        <script>document.querySelector("select").onchange = ({{ target }}) => {{ said.textContent +=
+        "now " + [...target.selectedOptions].map(({{ text }}) => text) + "; " }}</script>"""
+    for name, style, kind in [
+        ("list", "", "size=3"),
+        ("several", "", "multiple"),
+        ("narrow", "", "multiple size=1"),
+        ("base", BASE, ""),
+        ("half", HALF, ""),
+        ("base-list", BASE, "size=3"),
+        ("base-several", BASE, "multiple"),
+        ("base-narrow", BASE, "multiple size=1"),
+        ("shut", BASE + SHUT, ""),
+    ]
+}
+OWN = """<script>const field = document.querySelector(".e"), context = new EditContext({ text: "old" });
+    const draw = () => { (window.v ?? field).textContent = context.text };
+    context.addEventListener("textupdate", draw); field.editContext = context; draw();</script>"""
+EDITORS = {
+    "drawn": f"<div class=e>{OWN}",
+    "selects": f"""<div class=e tabindex=0></div>{OWN}<script>field.onkeydown = (event) => {{
+        if (event.ctrlKey && event.key === "a") context.updateSelection(0, context.text.length) }}</script>""",
+    "canvas": f"<canvas class=e tabindex=0 aria-label=old></canvas>{OWN}",
+    "behind": f"""<div id=m style='position: relative'><div class=e tabindex=0 style='position: absolute;
+        z-index: -1'></div><p id=v>line</p></div>{OWN}<script>m.onmousedown = (event) => {{
+        event.preventDefault(); field.focus() }}</script>""",
+    "plain": "<div contenteditable=plaintext-only>old</div>",
+    "upper": "<div contenteditable=TRUE>old</div>",
+    "body": "<body contenteditable>old</body>",
+    "keys": """<div role=textbox tabindex=0 onkeydown="if (event.key === 'a' && event.ctrlKey)
+        this.textContent = ''; else if (event.key.length === 1) this.textContent += event.key">old</div>""",
+}
 PAGES = {
+    **{f"/choose-{name}": html for name, html in CHOICES.items()},
+    **{f"/edit-{name}": html for name, html in EDITORS.items()},
+    "/locked": "<div role=textbox tabindex=0 aria-readonly=true>old</div>",
     "/need": "<form action=/sent><label>Name <input required></label><button>Send</button></form>",
     "/late": "<a href=/silent>late</a><label>Name <input></label>",
     "/letters": """<style>@font-face { font-family: F; src: url(/silent) }</style>
@@ -336,6 +375,40 @@ def test_the_last_line_says_how_to_see_more_and_does_no_harm(at, use, press):
 def test_a_choice_that_the_page_takes_back_is_told(at, use):
     at("/kept")
     assert "did not stay" in use("Size", "SELECT", option="M").error
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES.keys() - {"shut"}))
+def test_an_option_is_chosen_however_the_list_is_drawn(at, use, name):
+    """One change of its own for each, and none where it is chosen already; of several, that releases it."""
+    at(f"/choose-{name}")
+    several = "several" in name or "narrow" in name
+    told = []
+    for option in ("L", "L", "M"):
+        seen = use("Size", "SELECT", option=option)
+        assert seen.error is None
+        told.append(seen.text)
+    assert 'value="L"' in told[0] and ('value="L"' in told[1]) == (not several)
+    assert 'value="M"' in told[2]
+    changes = '"now L; now ; now M;"' if several else '"now L; now M;"'
+    assert told[2].endswith(f"text {changes}")
+
+
+def test_a_list_that_a_page_keeps_shut_is_told_of(at, use):
+    at("/choose-shut")
+    assert "did not open" in use("Size", "SELECT", option="M").error
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_what_takes_keys_is_an_editor_and_is_typed_in(at, use, run, home, name):
+    assert at(f"/edit-{name}")[0].startswith('editor "old"')
+    assert use("old", "TYPE", text="new word").error is None
+    held = "document.querySelector('.e')?.editContext.text ?? document.body.innerText"
+    assert run(home.page._tab.evaluate(held)) == "new word"
+
+
+def test_a_text_box_that_may_only_be_read_takes_no_text(at, use):
+    at("/locked")
+    assert "is not a field one can type in" in use("old", "TYPE", text="x").error
 
 
 def test_an_editor_is_listed_however_tall_and_whatever_lies_in_it(at):

@@ -337,7 +337,8 @@ def test_no_text_of_a_page_reads_as_a_line_or_a_reference_that_is_not_there(run,
 
 def specials(ids) -> int:
     chat = tiny.chat()
-    marks = {chat.start, chat.end, chat.tokenizer.token_to_id("<|endoftext|>")}
+    names = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+    marks = {chat.tokenizer.token_to_id(name) for name in names}
     return sum(token in marks for token in ids)
 
 
@@ -364,7 +365,9 @@ def test_a_prompt_has_the_marks_of_its_messages_and_no_more(task, turns):
     messages = conversation(task, played, WORLD.system_prompt)
     ids, owners = chat.dialogue(messages)
     assert specials(ids) == 2 * len(messages)
-    spelled = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content, _ in messages)
+    spelled = "".join(
+        f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content, *_ in messages
+    )
     assert chat.decode(ids) == spelled
     assert [turn for turn in owners if turn >= 0] == sorted(turn for turn in owners if turn >= 0)
 

@@ -1,6 +1,7 @@
 """A page of the web: it is read and used like any other, and never left."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from listening import Site, nobody_should_call
+from playwright.async_api import Error
 
 from envs.actions import Action
 from envs.protocol import EnvError
@@ -155,6 +157,44 @@ def test_whoever_wants_to_leave_a_page_that_asks_back_leaves_it(use, at):
 def test_a_page_that_leads_away_at_once_is_an_error(at):
     with pytest.raises(EnvError, match=r'taken" lies outside http://127.0.0.1:\d+/, where'):
         at("/hop")
+
+
+@pytest.mark.parametrize("path", ["close", "later", "opened", "crash"])
+def test_a_tab_that_is_gone_is_told_in_a_sentence_and_is_no_verdict(run, path):
+    pages = {
+        "/close": "<button onclick='window.close()'>go</button>",
+        "/later": "<button onclick='setTimeout(() => window.close(), 50)'>go</button>",
+        "/opened": "<button onclick='window.open(`/closes`)'>go</button>",
+        "/closes": "<script>opener.close()</script>",
+        "/crash": "<button>go</button>",
+    }
+
+    async def visit(site):
+        async with Web(Bounds(f"{site.origin}/{path}"), "") as env:
+            seen = await env.reset()
+            if path == "crash":
+                with contextlib.suppress(Error):
+                    await env.page._devtools.send("Page.crash")
+            await env.step(Action("CLICK", ref=seen.text[-2]))
+
+    with Site(pages) as site, pytest.raises(EnvError, match="the tab is gone") as gone:
+        run(visit(site))
+    assert not re.search("CDP|Target|context", str(gone.value))
+
+
+def test_where_the_scripts_of_a_look_are_missing_they_are_loaded_again(run, home, at):
+    """A context's number may become another's, in another process, or the page's own, which may lie."""
+    at("/lies")
+    tab = home.page
+    other = run(
+        tab._devtools.send(
+            "Page.createIsolatedWorld", {"frameId": tab._frame, "worldName": "other"}
+        )
+    )
+    for number in (other["executionContextId"], None):
+        tab._world = {"contextId": number} if number else {"returnByValue": True}
+        sight, _ = run(tab.look_when_quiet())
+        assert 'button "true"' in sight.text
 
 
 def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):

@@ -19,8 +19,9 @@ STEPS = 7
 class Rows:
     """A micro-batch of the toy problem."""
 
-    def __init__(self, x, y, step_rows):
+    def __init__(self, x, y, step_rows, number=0, passes=1):
         self.x, self.y, self.step_rows, self.trees = x, y, step_rows, SimpleNamespace(tokens=len(x))
+        self.number, self.passes = number, passes  # of the step's micro-batches
         self.names = [f"row {i}" for i in range(len(x))]
 
 
@@ -34,6 +35,10 @@ def start(dropout):
     return net, torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
 
 
+def mean_of_all(rows, errors):
+    return errors.sum() / rows.step_rows
+
+
 def toy(
     folder,
     micro=4,
@@ -41,21 +46,23 @@ def toy(
     steps=STEPS,
     dropout=0.2,
     fail=None,
+    share=mean_of_all,
 ):
     """A small fit with dropout by AdamW at two rates: the run and the net. `fail(step)` is asked before a step,
-    `after(step)` behind its log."""
+    `after(step)` behind its log. share: a micro-batch's part of the loss."""
     net, x, y = start(dropout)
 
     def batches(step):
         if fail:
             fail(step)
-        return [Rows(x[i : i + micro], y[i : i + micro], len(x)) for i in range(0, len(x), micro)]
+        parts = list(zip(x.split(micro), y.split(micro)))
+        return [Rows(*part, len(x), n, len(parts)) for n, part in enumerate(parts)]
 
     def score(rows):
         return net(rows.x).squeeze(1)
 
     def objective(rows, scores):
-        loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
+        loss = share(rows, (scores - rows.y) ** 2)
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
     optimizer = torch.optim.AdamW(
@@ -106,13 +113,36 @@ def kill_at(moment):
     return fail
 
 
-def test_micro_batches_add_up_to_the_big_batch(tmp_path):
-    whole, net = toy(tmp_path / "8", micro=8, dropout=0.0)
+def check_micro_batches(folder, share=mean_of_all):
+    whole, net = toy(folder / "8", micro=8, dropout=0.0, share=share)
     for micro in (1, 3, 4):
-        run, other = toy(tmp_path / str(micro), micro, dropout=0.0)
+        run, other = toy(folder / str(micro), micro, dropout=0.0, share=share)
         torch.testing.assert_close(weights(other), weights(net), rtol=0, atol=1e-6)
         for record, expected in zip(log(run), log(whole), strict=True):
             assert record == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_micro_batches_add_up_to_the_big_batch(tmp_path):
+    """Two libraries broke this law in silence, and with it the baselines of a year of papers: Limozin et al. 2026,
+    arXiv:2604.23747. Both mistakes are made below."""
+    check_micro_batches(tmp_path)
+
+
+def mean_of_means(rows, errors):
+    """OpenRLHF's: right only where all micro-batches are of one size, as those of 1 and of 4 rows are here."""
+    return errors.mean() / rows.passes
+
+
+def dropped_after_the_first(rows, errors):
+    """DeepSpeed's with CPU offload: the loss that is shown is right, the gradient is the first micro-batch's."""
+    loss = mean_of_all(rows, errors)
+    return loss if rows.number == 0 else loss.detach() + 0 * loss
+
+
+@pytest.mark.parametrize("mistake", [mean_of_means, dropped_after_the_first])
+def test_the_mistakes_of_other_libraries_break_that_law(tmp_path, mistake):
+    with pytest.raises(AssertionError):
+        check_micro_batches(tmp_path, mistake)
 
 
 @pytest.mark.parametrize("moment", [0, 2, STEPS - 1])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from test_lora import trained as with_effect
 
 from minidpo.memory import loading, lora
@@ -15,6 +16,7 @@ from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
+from minidpo.model.chat import CHATML
 from minidpo.system.tensors import fingerprint
 
 HERE = Machine(device="cpu", dtype="float32")
@@ -92,8 +94,12 @@ def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(
         loading.open_policy(base, tmp_path / "one", replace(HERE, act_dtype="bfloat16")),
     ]
     assert len({mark, *(other[2] for other in others)}) == 4
+    shutil.copytree(base, tmp_path / "template")
+    (tmp_path / "template" / "chat_template.jinja").write_text(CHATML.replace("helpful", "small"))
+    other = loading.open_policy(str(tmp_path / "template"), tmp_path / "one", HERE)[2]
+    assert other != mark and other.partition("-")[0] == mark.partition("-")[0]
     # as if another processor had merged
-    monkeypatch.setattr(loading, "merge", lambda model, dtype: None)
+    monkeypatch.setattr(loading, "merge", lambda *_: None)
     assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
 
 
@@ -125,3 +131,26 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     checkpoint.save(tiny.model(vocab=300), folder)
     with pytest.raises(ValueError, match="tokenizer.json has tokens .* 300"):
         loading.open_chat(str(folder))
+
+
+def test_an_adapter_with_a_number_that_is_not_finite_is_refused_before_its_base_is_read(
+    base, tmp_path, monkeypatch
+):
+    with_adapter(base, HERE, tmp_path)
+    tensors = load_file(tmp_path / lora.WEIGHTS)
+    name = max(tensors)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, tmp_path / lora.WEIGHTS)
+    monkeypatch.setattr(loading, "open_model", lambda *_: pytest.fail("read the base"))
+    with pytest.raises(ValueError, match=f"{lora.WEIGHTS}: tensor {name} "):
+        loading.open_policy(base, tmp_path, HERE)
+
+
+def test_a_merge_that_overflows_is_refused_by_adapter_and_tensor(base, tmp_path):
+    model = loading.open_model(base, HERE)
+    lora.attach(model, lora.LoRAConfig(rank=1, targets=("up_proj",)), torch.Generator())
+    for weight in lora.parameters(model):
+        weight.data.fill_(1e20)  # each finite, their product is not
+    lora.save(model, tmp_path, base)
+    with pytest.raises(ValueError, match=f"{tmp_path}: tensor .*up_proj.weight .*not finite"):
+        loading.open_policy(base, tmp_path, HERE)

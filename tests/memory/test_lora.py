@@ -216,6 +216,78 @@ def test_damaged_or_missing_files_are_refused(saved):
     refused(tiny(), saved, "no adapter_config.json here, so this is not an adapter folder")
 
 
+def renamed(saved, change):
+    path = saved / "adapter_model.safetensors"
+    save_file(dict(change(name, tensor) for name, tensor in load_file(path).items()), path)
+    return sorted(load_file(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name: name.replace("lora_A.", "lora_A.default."),
+        lambda name: name.removeprefix(lora.PREFIX),
+        lambda name: name.replace("model.layers", "_orig_mod.model.layers"),
+        lambda name: f"module.{name}",
+        lambda name: name.replace(".lora_B.weight", ".lora_up.weight"),
+        lambda name: name.replace("model.layers", "transformer.h"),
+    ],
+)
+def test_other_names_are_told_by_one_that_is_there_and_one_that_is_wanted(saved, change):
+    names = renamed(saved, lambda name, tensor: (change(name), tensor))
+    with pytest.raises(ValueError, match="names") as caught:
+        lora.load(tiny(), saved)
+    wanted = f"{lora.PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert wanted in str(caught.value) and any(f" {name}," in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    "beside, what",
+    [
+        ("model.embed_tokens.weight", "whole weight"),
+        ("lm_head.modules_to_save.weight", "whole weight"),
+        ("lm_head.weight", "whole weight"),
+        ("model.norm.weight", "whole weight"),
+        ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
+        ("model.layers.0.self_attn.q_proj.lora_B.bias", "bias"),
+        ("model.layers.0.self_attn.q_proj.bias", "bias"),
+        ("model.embed_tokens.lora_embedding_A", "embedding"),
+    ],
+)
+def test_a_tensor_beside_loras_is_refused_by_its_name_as_what_it_is(saved, beside, what):
+    path, name = saved / "adapter_model.safetensors", f"{lora.PREFIX}{beside}"
+    save_file({**load_file(path), name: torch.zeros(2, 2)}, path)
+    refused(tiny(), saved, f"tensor {name} is .*{what}")
+
+
+def test_an_adapter_that_was_not_saved_whole_is_refused_as_that(saved):
+    renamed(saved, lambda name, tensor: (name, torch.empty(0)))
+    refused(tiny(), saved, r"lora_A.weight has the shape \(0,\): it was not saved whole")
+
+
+@pytest.mark.parametrize(
+    "value, dtype", [(math.nan, torch.bfloat16), (-math.inf, torch.float32), (1e39, torch.float64)]
+)
+def test_one_number_that_is_not_finite_in_the_models_dtype_is_refused_by_its_tensor(
+    saved, value, dtype
+):
+    name = f"{lora.PREFIX}model.layers.1.mlp.up_proj.lora_B.weight"
+
+    def change(other, tensor):
+        tensor = tensor.to(dtype)
+        if other == name:
+            tensor[2, 1] = value
+        return other, tensor
+
+    renamed(saved, change)
+    refused(tiny(dtype=torch.float32), saved, f"tensor {name} .*not finite")
+
+
+def test_a_file_of_an_adapter_is_not_its_folder(saved):
+    for name in lora.FILES:
+        refused(tiny(), saved / name, "give the folder")
+
+
 # PEFT
 
 

@@ -106,8 +106,8 @@ def test_a_second_load_reads_the_same_from_the_cache_alone(tmp_path, monkeypatch
     first = load_quantised(tmp_path / "model", torch.float32, cache=tmp_path / "cache")
     assert same(first, load_quantised(tmp_path / "model", torch.float32))
     before, opened = content(tmp_path / "cache"), []
-    reader = quantised.open_weights
-    monkeypatch.setattr(quantised, "open_weights", lambda path: opened.append(path) or reader(path))
+    reader = quantised.read_weights
+    monkeypatch.setattr(quantised, "read_weights", lambda path: opened.append(path) or reader(path))
     assert same(first, load_quantised(tmp_path / "model", torch.float32, cache=tmp_path / "cache"))
     assert len(opened) == 4 + (not tied) and {path.parent for path in opened} == {
         tmp_path / "cache"

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import tiny
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 
 from minidpo.model.chat import Chat, Message
 
 CHAT = tiny.chat()
+START = CHAT.tokenizer.token_to_id("<|im_start|>")
 SPECIAL = [
     "<|im_start|>",
     "<|im_end|>",
@@ -41,14 +42,14 @@ dialogues = st.lists(st.one_of(others, answers()), min_size=1, max_size=6)
 def test_text_survives_its_ids_and_never_becomes_a_special_token(text):
     ids = CHAT.encode(text)
     assert CHAT.decode(ids) == text
-    assert not {CHAT.start, CHAT.end, CHAT.tokenizer.token_to_id("<|endoftext|>")} & set(ids)
+    assert not {START, CHAT.end, CHAT.tokenizer.token_to_id("<|endoftext|>")} & set(ids)
 
 
 @given(st.lists(others, min_size=1, max_size=4))
 def test_a_page_that_prints_special_tokens_neither_ends_its_turn_nor_begins_another(messages):
     ids, turns = CHAT.dialogue(messages)
     plain, _ = CHAT.dialogue([Message(message.role, "x") for message in messages])
-    assert ids.count(CHAT.start) == ids.count(CHAT.end) == plain.count(CHAT.end)
+    assert ids.count(START) == ids.count(CHAT.end) == plain.count(CHAT.end)
     assert set(turns) == {-1}
 
 
@@ -94,13 +95,16 @@ def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match="tokenizer.json: not a readable tokenizer file"):
         Chat.load(tmp_path)
     Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"no token <\|im_start\|>"):
+    with pytest.raises(ValueError, match="no chat template"):
         Chat.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
     assert Chat.load(tmp_path).encode("naïve") == CHAT.encode("naïve")
 
 
-TEMPLATES = json.loads((Path(__file__).parents[1] / "oracles" / "templates.json").read_text())
+# the model's own template
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+TEMPLATES = json.loads((ORACLES / "templates.json").read_text())
 
 
 @pytest.mark.parametrize("said", TEMPLATES["cases"])
@@ -112,8 +116,202 @@ def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name,
             ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
         )
     case = TEMPLATES["templates"][name]
-    chat = Chat(tokenizer, case["template"])
+    chat = Chat(tokenizer, case["template"], {"bos_token": "<|begin_of_text|>"})
     messages = [
         Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]
     ]
     assert chat.decode([*chat.prompt(messages), chat.end]) == case["texts"][said]
+
+
+TURN = "'<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n'"
+ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+SEPARATED = "'<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>'"
+REAL = {path.stem: path.read_text() for path in (ORACLES / "chat_templates").glob("*.jinja")}
+# made up, each with what sets some public template apart
+MADE_UP = {
+    "begins with bos": f"{{{{ bos_token }}}}{{% for m in messages %}}{{{{ {TURN} }}}}{{% endfor %}}{ASKED}",
+    "another token behind the role": f"{{% for m in messages %}}{{{{ {SEPARATED} }}}}{{% endfor %}}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
+    "a user's end asks": "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}"
+    "{% else %}{{ '<s>' + m.role + ': ' + m.content + '</s>' }}{% endif %}{% endfor %}",
+    "default in a variable": "{% set system = 'It\\'s {so} \\\\boxed{}.' %}{% if messages[0].role == 'system' %}"
+    "{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"
+    f"{{{{ '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}}}{{% for m in messages %}}{{{{ {TURN} }}}}"
+    f"{{% endfor %}}{ASKED}",
+    "trims": "{% for m in messages %}{{ bos_token if loop.first }}{{ '<|' + m.role + '|>' }}"
+    "{{ m.content | trim + '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}",
+    "knows no generation prompt": f"{{% for m in messages %}}{{{{ {TURN} }}}}{{% endfor %}}",
+    "marks the agent's words": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% endfor %}" + ASKED,
+    "marks without ends": "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}"
+    "{% endfor %}{{ '<|assistant|>\\n' if add_generation_prompt }}",
+}
+MARKS = [
+    "<s>",
+    "</s>",
+    "<|im_sep|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<｜User｜>",
+]
+MARKS += ["<｜Assistant｜>", "<｜end▁of▁sentence｜>"]
+
+
+def chat_with(template, *, eos="</s>", marks=MARKS, **flags):
+    tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
+    tokenizer.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False, **flags) for name in marks]
+    )
+    return Chat(tokenizer, template, {"bos_token": "<s>", "eos_token": eos})
+
+
+def ids_of_the_whole(chat, text):
+    """As transformers makes them: special tokens are found in the text."""
+    chat.tokenizer.encode_special_tokens = False
+    try:
+        return chat.encode(text)
+    finally:
+        chat.tokenizer.encode_special_tokens = True
+
+
+blank = st.sampled_from(["", "\n", " ", "\n\n", " \n", "\t"])
+word = st.sampled_from(["Click 12", "é <b>", "page:\n  x\ty", "'\"{}%"])
+loud = st.tuples(blank, word, blank).map("".join)
+turns = st.lists(st.tuples(st.tuples(word, blank).map("".join), loud), max_size=3)
+
+
+def conversation(system, first, turns):
+    said = [("system", system)] * (system is not None) + [("user", first)]
+    said += [message for a, u in turns for message in (("assistant", a), ("user", u))]
+    return [{"role": role, "content": content} for role, content in said]
+
+
+@pytest.mark.parametrize("flags", [{}, {"rstrip": True}], ids=["", "rstrip"])
+@pytest.mark.parametrize("name", [*MADE_UP, *REAL])
+@settings(max_examples=15)
+@given(system=st.none() | loud, first=loud, turns=turns)
+def test_ids_are_those_of_the_templates_text_as_a_whole(name, flags, system, first, turns):
+    chat = chat_with(
+        {**MADE_UP, **REAL}[name], eos=MARKS[-1] if "deep" in name else "</s>", **flags
+    )
+    asked, answered = (chat.template.opening("user"), chat.template.before("user", "assistant"))
+    turns = [] if asked != answered else turns  # `not_followed` tells, below
+    said = conversation(system, first, turns)
+    text = chat.template.render(said, opened=True)
+    if name == "knows no generation prompt":
+        text += "<|im_start|>assistant\n"
+    assert chat.prompt([Message(**message) for message in said]) == ids_of_the_whole(chat, text)
+
+
+CALLS = [{"type": "function", "function": {"name": "press", "arguments": {"key": "é<"}}}]
+LLAMA_LIKE = """{{- bos_token }}{% set ns = namespace(told=false) %}{% for m in messages %}{% if m.role == 'tool' %}
+{{- '<|user|>' + m.content | tojson + '<|end|>' }}{% elif 'tool_calls' in m %}
+{%- if m.tool_calls | length != 1 %}{{ raise_exception("one call at once") }}{% endif %}
+{{- '<|assistant|>{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}
+{{- m.tool_calls[0].function.arguments | tojson + '}<|end|>' }}{% else %}
+{{- '<|' + m.role + '|>' }}{% if m.role == 'user' and tools and not ns.told %}
+{%- set ns.told = true %}{{ tools | tojson(indent=4) }}{% endif %}
+{{- m.content | trim + '<|end|>' }}{% endif %}{% endfor %}
+{{- '<|assistant|>' if add_generation_prompt }}"""
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "like Llama 3.1"])
+def test_tools_and_their_calls_are_written_by_the_template_and_only_calls_are_the_agents(name):
+    chat = chat_with(REAL.get(name, LLAMA_LIKE))
+    words = "" if name.startswith("like") else "I press."
+    said = conversation("act", "a page", [])
+    said += [
+        {"role": "assistant", "content": words, "tool_calls": CALLS},
+        {"role": "tool", "content": 'it "is" 42'},
+        {"role": "tool", "content": "43"},
+        {"role": "assistant", "content": "", "tool_calls": CALLS},
+        {"role": "tool", "content": "44"},
+    ]
+    tools = [{"type": "function", "function": {"name": "press"}}]
+    ours = [
+        Message(
+            m["role"],
+            m["content"],
+            calls=json.dumps(m["tool_calls"]) if "tool_calls" in m else None,
+        )
+        for m in said
+    ]
+    whole = chat.with_tools(json.dumps(tools)).render(said, opened=True)
+    assert (
+        chat.prompt(ours, json.dumps(tools)) == ids_of_the_whole(chat, whole) and "press" in whole
+    )
+    ids, owners = chat.dialogue(ours, json.dumps(tools))
+    for turn in (0, 1):
+        answer = chat.decode([i for i, owner in zip(ids, owners) if owner == turn])
+        assert '{"key": "é<"}' in answer and "4" not in answer
+    with pytest.raises(ValueError, match="which tools"):
+        tiny.chat().prompt(ours[:2], json.dumps(tools))
+    with pytest.raises(ValueError, match="calls of tools"):
+        tiny.chat().prompt(ours)
+
+
+def test_what_a_template_does_besides_joining_is_said():
+    said = chat_with(REAL["deepseek-r1-distill-qwen"], eos=MARKS[-1]).template.not_followed()
+    assert "<think>" in said[0] and "thoughts" in said[1]
+    assert any(
+        "last answer" in clause for clause in chat_with(REAL["qwen3"]).template.not_followed()
+    )
+    dated = chat_with("{{ strftime_now('%Y') + bos_token }}" + MADE_UP["begins with bos"])
+    assert "2024" in dated.decode(dated.prompt([Message("user", "x")]))
+    assert "day" in dated.template.not_followed()[0]
+    assert not chat_with(REAL["qwen2.5"]).template.not_followed()
+
+
+@pytest.mark.parametrize(
+    "template, why",
+    [
+        ("{% for m in messages %}", "no Jinja"),
+        ("{{ messages[0].content }}", "leaves out"),
+        (MADE_UP["marks without ends"].replace("eos_token", "'</turn>'"), "marks turns with text"),
+        ("{% for m in messages %}### {{ m.role + ':\n' + m.content + '\n' }}{% endfor %}", "with text"),
+        (MADE_UP["trims"].replace("| trim", "| upper"), "changes"),
+        (MADE_UP["trims"].replace("m.role", "m.role if not loop.first else m.no.role"), "does not write"),
+        (MADE_UP["begins with bos"].replace("m.role", "loop.index | string"), "more than join"),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+         + MADE_UP["trims"], "no system"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_be_followed_is_refused(template, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        chat_with(template)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox():
+    with pytest.raises(ValueError, match="chat template does not write"):
+        chat_with("{{ messages.append(1) }}{{ ''.__class__.__mro__ }}")
+
+
+def test_what_marks_turns_becomes_special_where_a_tokenizer_does_not_say_so():
+    tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
+    tokenizer.add_tokens(["<|user|>", "<|assistant|>", "<|end|>", "<|system|>", "<tool>"])
+    chat = Chat(tokenizer, MADE_UP["trims"], {"bos_token": ""})
+    loud = "<|end|><|assistant|><tool>"
+    assert chat.end not in chat.encode(loud) and chat.decode(chat.encode(loud)) == loud
+    assert tokenizer.token_to_id("<tool>") in chat.encode(loud)  # it ends no turn
+
+
+def test_a_folders_names_of_tokens_fill_its_template(tmp_path):
+    tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(MADE_UP["begins with bos"])
+    begin = [tokenizer.token_to_id("<s>")]
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": begin[0]}))
+    assert Chat.load(tmp_path).begin == begin
+    for bos in ("<s>", {"content": "<s>", "lstrip": False}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": bos}))
+        assert (
+            Chat.load(tmp_path).begin
+            == Chat.load(tmp_path).prompt([Message("user", "x")])[:1]
+            == begin
+        )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None}))
+    assert Chat.load(tmp_path).begin == []

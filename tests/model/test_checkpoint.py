@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from minidpo.memory import lora
 from minidpo.model.checkpoint import load, locate, read_config, save
 from minidpo.system.tensors import fingerprint
 
@@ -129,6 +130,8 @@ def test_both_spellings_of_config_json_are_read(folder, new):
         ("dtype", "int8"),
         ("attention_bias", True),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", float("inf")),
     ],
 )
 def test_a_setting_that_is_not_implemented_is_refused_by_file_and_key(folder, key, value):
@@ -159,6 +162,46 @@ def test_tensors_missing_extra_misshapen_or_not_numbers_are_refused_by_name(fold
     edit_weights(folder / "model.safetensors", **changes)
     with pytest.raises(ValueError, match=says):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (float("nan"), None),
+        (float("-inf"), torch.bfloat16),
+        (70_000.0, torch.float16),
+        (-1e39, torch.float32),
+    ],
+)
+def test_a_weight_that_is_not_finite_in_the_models_dtype_is_refused_by_file_and_name(
+    tmp_path, value, dtype
+):
+    save(a_model(dtype=torch.float64), tmp_path, max_shard_bytes=8_000)
+    name = "model.layers.1.mlp.up_proj.weight"
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    shard = tmp_path / index["weight_map"][name]
+    weight = load_file(shard)[name]
+    weight[3, 5] = value
+    edit_weights(shard, **{name: weight})
+    with pytest.raises(ValueError, match=f"{shard.name}: tensor {name} .*not finite"):
+        load(tmp_path, dtype)
+    if value == value and value > -1e40:
+        load(tmp_path, torch.float64)  # the number is one, but too large for less
+
+
+def test_what_a_models_own_config_says_beside_is_kept_and_never_contradicts(folder, tmp_path):
+    found = {
+        "eos_token_id": [5, 7],
+        "bos_token_id": 3,
+        "dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1.0},
+        "hidden_size": 1,
+    }
+    save(a_model(), tmp_path / "again", found=found)
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    plain = json.loads((folder / "config.json").read_text())
+    assert written == {"eos_token_id": [5, 7], "bos_token_id": 3, **plain}
+    same(load(tmp_path / "again"), load(folder))
 
 
 def test_a_tied_checkpoint_may_repeat_its_embedding_as_head_but_not_contradict_it(tmp_path):
@@ -210,9 +253,50 @@ def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
     repository = tmp_path / "models--someone--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
+    tiny.checkpoint(repository / "snapshots" / ("0" * 40))
     save(a_model(), repository / "snapshots" / ("0" * 40))
     assert locate("someone/tiny") == repository / "snapshots" / ("0" * 40)
     same(load("someone/tiny"), a_model())
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A model in the hub's cache, without a network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    snapshot = tiny.checkpoint(repository / "snapshots" / ("0" * 40))
+    (snapshot / "model.safetensors").unlink()
+    save(a_model(), snapshot, max_shard_bytes=40_000)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "lost, named",
+    [
+        ("model*", "model.safetensors"),
+        ("[!c]*", "tokenizer.json, model.safetensors"),
+        ("[!m]*", "config.json, tokenizer.json"),
+        ("model-00002*", "model-00002-of-0000\\d.safetensors"),
+        ("*.index.json", "model.safetensors.index.json"),
+        ("tokenizer.json", "tokenizer.json"),
+    ],
+)
+def test_a_snapshot_that_is_not_whole_is_refused_by_what_it_lacks(cached, lost, named):
+    load("someone/tiny")
+    for path in cached.glob(lost):
+        path.unlink()
+    with pytest.raises(ValueError, match=f"someone/tiny: not all of it is cached: {named} is"):
+        load("someone/tiny")
+
+
+def test_half_an_adapter_in_the_cache_is_refused_by_the_half_that_it_lacks(cached):
+    (cached / lora.CONFIG).write_text("{}")
+    assert locate("someone/tiny", [lora.CONFIG]) == cached
+    with pytest.raises(ValueError, match=f"someone/tiny: not all .* {lora.WEIGHTS} is"):
+        locate("someone/tiny", lora.FILES)
 
 
 def test_a_source_that_is_nowhere_is_refused_in_one_line(tmp_path, monkeypatch):

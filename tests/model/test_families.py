@@ -5,15 +5,16 @@ import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import tiny
 import torch
 
 from minidpo.model import gguf_file
-from minidpo.model.chat import Chat, Message
-from minidpo.model.checkpoint import load, locate, read_config, save
+from minidpo.model.chat import CHATML, Chat, Message
+from minidpo.model.checkpoint import files_of, load, locate, read_config, save
 from minidpo.model.gguf_file import NAMES
-from minidpo.system.tensors import write_weights
+from minidpo.system.tensors import fingerprint, write_weights
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 CASES = json.loads((ORACLES / "families.json").read_text())["cases"]
@@ -70,12 +71,13 @@ def write_gguf(
     split="qwen2",
     users="",
     without=(),
+    **options,
 ):
     """The file that llama.cpp's converter would have written, less the metadata named in `without`. users: a
-    token that its user added."""
+    token that its user added. options: of the writer."""
     config, arch = case["config"], case["config"]["model_type"]
     rope = config["rope_parameters"]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, **options)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -97,7 +99,7 @@ def write_gguf(
     writer.add_token_types(
         [3 if token.startswith("<|") else 4 if token == users else 1 for token in tokens]
     )
-    writer.add_chat_template("{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}")
+    writer.add_chat_template(CHATML.replace("a helpful assistant", "small"))
     short = {long: name for name, long in NAMES.items()}
     for name, weight in weights_of(case).items():
         stem, _, leaf = name.rpartition(".")
@@ -165,7 +167,7 @@ def test_a_gguf_files_text_is_cut_as_the_name_of_its_split_says(tmp_path, split,
 @pytest.mark.parametrize(
     "change, what",
     [
-        (lambda data: b"GGML" + data[4:], "not a whole GGUF file"),
+        (lambda data: b"GGML" + data[4:], "not a GGUF file"),
         (lambda data: data[:200], "not a whole GGUF file"),
         (lambda data: data[:-500], "not a whole GGUF file"),
         (lambda data: data.replace(b"qwen2", b"gemma"), "general.architecture is 'gemma'"),
@@ -177,6 +179,77 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, change, wha
     with pytest.raises(ValueError, match="bad.gguf") as caught:
         load(tmp_path / "bad.gguf")
     assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tensors", [1, 7])
+@pytest.mark.parametrize("small_first_shard", [True, False])
+def test_a_split_file_is_its_whole_one_and_all_its_parts_count(
+    tmp_path, tensors, small_first_shard
+):
+    """As gguf-split leaves it: only the first part has the metadata, and it may have that alone."""
+    split = {"split_max_tensors": tensors, "small_first_shard": small_first_shard}
+    case = CASES["llama"]
+    whole = write_gguf(tmp_path / "whole.gguf", case)
+    write_gguf(tmp_path / "cut.gguf", case, **split)
+    first, *others = sorted(tmp_path.glob("cut-*.gguf"))
+    assert others and files_of(first) == [first, *others]
+    model = load(first)
+    assert model.config == load(whole).config
+    assert fingerprint(model.state_dict()) == fingerprint(load(whole).state_dict())
+    assert Chat.load(first).encode("a b") == Chat.load(whole).encode("a b")
+    with pytest.raises(ValueError, match=f"{others[0].name}: part 2 of .* {first.name}"):
+        load(others[0])
+    gguf_file.read.cache_clear()
+    moved = others[-1].rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"{others[-1].name}: no such file.* part"):
+        load(first)
+    others[-1].write_bytes((whole if len(others) == 1 else others[0]).read_bytes())
+    with pytest.raises(ValueError, match=f"{others[-1].name}: not part"):
+        load(first)
+    moved.rename(others[-1])
+    renamed = first.rename(tmp_path / "sha256-0")
+    with pytest.raises(ValueError, match="sha256-0: part 1 of .*-00001-of-"):
+        load(renamed)
+
+
+def test_a_file_is_a_gguf_file_by_its_first_bytes_alone(tmp_path):
+    path = write_gguf(tmp_path / "sha256-ab12", CASES["qwen2"])
+    assert locate(path) == locate(str(path)) == path
+    assert_theirs(load(path, torch.float64), CASES["qwen2"])
+    for name, content, says in (
+        ("page.gguf", "<!DOCTYPE html>", "not a GGUF file"),
+        ("short.gguf", "GG", "not a GGUF file"),
+        ("pointer.gguf", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("model.safetensors", "{}", "not a GGUF file.*folder"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name}: .*{says}"):
+            load(tmp_path / name)
+    (tmp_path / "folder.gguf").mkdir()
+    tiny.checkpoint(tmp_path / "folder.gguf" / "deeper.gguf")
+    assert load(tmp_path / "folder.gguf" / "deeper.gguf").config == tiny.config()
+
+
+def test_a_folder_of_one_gguf_file_is_that_file_and_one_of_several_asks_which(tmp_path):
+    path = write_gguf(tmp_path / "one.gguf", CASES["qwen2"])
+    assert locate(tmp_path) == path
+    assert locate(tmp_path, ["adapter_config.json"]) == tmp_path
+    write_gguf(tmp_path / "two.gguf", CASES["qwen2"], split_max_tensors=9)
+    with pytest.raises(ValueError, match="several GGUF files.*one.gguf"):
+        locate(tmp_path)
+    path.unlink()
+    assert locate(tmp_path) == min(tmp_path.glob("two-00001-of-*.gguf"))
+
+
+def test_numbers_that_are_not_finite_are_refused_by_file_and_tensor(tmp_path):
+    case = CASES["qwen2"]
+
+    def spoiled(array, _):
+        return np.where(array == array.max(), np.float32(np.nan), array)
+
+    path = write_gguf(tmp_path / "model.gguf", case, quantise=spoiled)
+    with pytest.raises(ValueError, match=r"model.gguf: tensor model\.\S+ .*not finite"):
+        load(path)
 
 
 def test_smollm2_says_what_transformers_says_and_loses_no_page_to_a_byte_that_it_lacks():

@@ -348,3 +348,35 @@ def test_a_token_without_probability_never_comes_however_close_to_1_the_number_i
     logits = torch.tensor([[-math.inf, 1.0, 0.5, -math.inf, -math.inf]])
     assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 1.0).item() in (1, 2)
     assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 0.3).item() == 1
+
+
+@given(
+    seeds,
+    st.integers(2, 9),
+    st.one_of(st.floats(0, 1e-5), st.sampled_from([5e-324, 1e-46, 1e-40, 1.2e-38])),
+    st.sampled_from([1e-30, 1.0, 1e6]),
+    st.floats(0, 1, exclude_min=True),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_towards_temperature_0_and_top_p_0_any_logits_give_the_most_probable_token(
+    seed, size, temperature, scale, top_p, u
+):
+    logits = scale * torch.rand(3, size, generator=torch.Generator().manual_seed(seed))
+    gaps = logits.topk(2).values
+    # below 1 in e^104, the smallest number of fp32, nothing else is drawn
+    clear = (gaps[:, 0] - gaps[:, 1]) > 110 * temperature
+    uniforms = torch.full((3,), u, dtype=torch.float64)
+    for given_ in (temperature, torch.full((3,), temperature)):
+        drawn = pick(logits, uniforms, given_, top_p)
+        assert ((drawn >= 0) & (drawn < size)).all()
+        assert torch.equal(drawn[clear], logits.argmax(-1)[clear])
+    least, p = pick(logits, uniforms, 1.0, 5e-324), logits.softmax(-1)
+    assert torch.equal(p.gather(1, least[:, None])[:, 0], p.amax(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_overflows_is_refused_and_answers_nothing(temperature):
+    model = tiny.model(vocab=V)
+    model.model.norm.weight.data.fill_(3e38)
+    with pytest.raises(ValueError, match="overflowed"):
+        generate(model, requests_of(1, [4, 2]), STOP, temperature)

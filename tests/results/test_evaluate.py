@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 
 import envs
 from minidpo.acting.collect import play_to_file
@@ -14,7 +15,7 @@ from minidpo.acting.jobs import make_jobs, split_instances
 from minidpo.acting.policies import expert_policy
 from minidpo.data.episodes import read
 from minidpo.memory.context import Context
-from minidpo.memory.lora import CONFIG
+from minidpo.memory.lora import WEIGHTS
 from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
@@ -83,7 +84,7 @@ def test_examples_are_shown_before_each_episode(base, tmp_path):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(adapter, tmp_path, monkeypatch):
     """An evaluation of three agents; of three instances, two, one and none are not solved."""
     solved = {"base": 0, "sft": 1, "dpo": 2}
 
@@ -100,7 +101,7 @@ def command(tmp_path, monkeypatch):
         ]
 
     for name in ("sft", "dpo"):
-        write_json(tmp_path / name / "adapter" / CONFIG, {})
+        shutil.copytree(adapter, tmp_path / name / "adapter")
     monkeypatch.setattr(evaluate, "play", play)
     adapters = ("base=", *(f"{name}={tmp_path / name / 'adapter'}" for name in ("sft", "dpo")))
     return EvaluateCommand(
@@ -221,3 +222,23 @@ def test_a_reward_model_chooses_in_the_oracles_place_and_is_named(command, monke
 def test_options_that_contradict_each_other_are_refused(changes):
     with pytest.raises(ValueError):
         EvaluateCommand(**changes)
+
+
+def test_an_odd_number_in_the_last_adapter_or_in_the_judge_is_found_before_the_first_plays(
+    base, adapter, tmp_path, monkeypatch
+):
+    spoiled = shutil.copytree(adapter, tmp_path / "spoiled")
+    tensors = load_file(spoiled / WEIGHTS)
+    tensors[max(tensors)][0, 0] = float("inf")
+    save_file(tensors, spoiled / WEIGHTS)
+    judge = shutil.copytree(adapter, tmp_path / "judge")
+    save_file({"reward": torch.full((1, 32), float("nan"))}, judge / FILE)
+    monkeypatch.setattr(evaluate, "play", lambda *_: pytest.fail("played"))
+    command = EvaluateCommand(
+        model=str(base), adapters=("base=", f"b={spoiled}"), world="toy", tasks=TASK, machine=HERE
+    )
+    with pytest.raises(ValueError, match=f"{spoiled / WEIGHTS}: tensor {max(tensors)} "):
+        evaluate.evaluate(command)
+    judged = replace(command, adapters=("base=",), best_of=2, temperature=1.0, judge=judge)
+    with pytest.raises(ValueError, match=f"{judge / FILE}: tensor reward "):
+        evaluate.evaluate(judged)

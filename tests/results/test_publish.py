@@ -11,13 +11,13 @@ import pytest
 import tiny
 import torch
 from hub import TOKEN, Hub
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint, scalar_head
-from minidpo.model.chat import SYSTEM_DEFAULT, Message
+from minidpo.model.chat import CHATML, Message
 from minidpo.results import publish
 from minidpo.results.evaluate import EvaluateCommand, evaluate
 from minidpo.results.publish import PushCommand, card, export_merged, push, to_upload
@@ -75,7 +75,7 @@ def check_template(tokenizer, chat):
         messages = [{"role": role, "content": content} for role, content in said]
         ours = [Message(*message) for message in said]
         if said[0][0] != "system":
-            ours.insert(0, Message("system", SYSTEM_DEFAULT))
+            ours.insert(0, Message("system", "You are a helpful assistant."))
         assert tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         ) == chat.prompt(ours)
@@ -115,15 +115,50 @@ def test_the_files_beside_the_bases_tokenizer_go_along(qwen2_like, adapter, tmp_
 
     assert written("generation_config.json") == {"eos_token_id": [chat.end, 5], "top_k": 20}
     assert written("tokenizer_config.json")["model_max_length"] == 777
-    assert written("tokenizer_config.json")["chat_template"] == publish.TEMPLATE
+    assert written("tokenizer_config.json")["chat_template"] == CHATML
     for ends, others in ((0, [0]), (None, []), ([0, chat.end], [0])):  # 0 is a token, too
         (qwen2_like / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-        publish.write_tokenizer(qwen2_like, chat, publish.TEMPLATE, merged)
+        publish.write_tokenizer(qwen2_like, chat, merged)
         assert written("generation_config.json")["eos_token_id"] == [chat.end, *others]
     (qwen2_like / "chat_template.jinja").write_text("its own")
-    publish.write_tokenizer(qwen2_like, chat, publish.TEMPLATE, merged)
+    publish.write_tokenizer(qwen2_like, chat, merged)
     assert (merged / "chat_template.jinja").read_text() == "its own"
     assert not written("tokenizer_config.json").get("chat_template")
+
+
+def test_all_templates_and_names_of_tokens_go_along_and_up(qwen2_like, adapter, tmp_path):
+    beside = {
+        "additional_chat_templates/tool.jinja": "for tools",
+        "special_tokens_map.json": "{}",
+        "added_tokens.json": '{"<|im_end|>": 2}',
+        "merges.txt": "a b",
+    }
+    (qwen2_like / "additional_chat_templates").mkdir()
+    for name, text in beside.items():
+        (qwen2_like / name).write_text(text)
+    settings = json.loads((qwen2_like / "tokenizer_config.json").read_text())
+    named = [{"name": name, "template": f"{{# {name} #}}{CHATML}"} for name in ("default", "rag")]
+    settings["chat_template"] = named
+    (qwen2_like / "tokenizer_config.json").write_text(json.dumps(settings))
+    export_merged(str(qwen2_like), adapter, HERE, tmp_path, "mine")
+    merged = tmp_path / "mine-merged"
+    assert {name: (merged / name).read_text() for name in beside} == beside
+    assert json.loads((merged / "tokenizer_config.json").read_text())["chat_template"] == named
+    assert {merged / name for name in beside} <= set(to_upload(merged)[1])
+
+
+@pytest.mark.parametrize("write", [export_merged, publish.export_gguf], ids=["folder", "gguf"])
+def test_an_adapter_with_one_number_that_is_not_finite_is_not_exported(
+    base, adapter, tmp_path, write
+):
+    spoiled = shutil.copytree(adapter, tmp_path / "spoiled")
+    tensors = load_file(spoiled / lora.WEIGHTS)
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, spoiled / lora.WEIGHTS)
+    with pytest.raises(ValueError, match=f"{lora.WEIGHTS}: tensor {name} "):
+        write(str(base), spoiled, HERE, tmp_path / "out", "mine")
+    assert not (tmp_path / "out").exists()
 
 
 def test_auto_tokenizer_reads_the_tokenizer_of_a_qwen2_as_we_do(qwen2_like, adapter, tmp_path):
@@ -134,7 +169,7 @@ def test_auto_tokenizer_reads_the_tokenizer_of_a_qwen2_as_we_do(qwen2_like, adap
 
 
 def test_the_template_is_qwen2s_own(oracles):
-    assert json.loads((oracles / "chat.json").read_text())["template"] == publish.TEMPLATE
+    assert json.loads((oracles / "chat.json").read_text())["template"] == CHATML
 
 
 def test_a_merged_folder_is_made_once_and_never_over_another(base, adapter, make_adapter, tmp_path):
@@ -163,8 +198,8 @@ def test_a_model_that_does_not_fit_in_full_is_refused_before_it_is_loaded(
 def test_an_export_that_fails_leaves_nothing_behind(base, adapter, tmp_path, monkeypatch, name):
     real = getattr(publish, name)
 
-    def full(*arguments):
-        real(*arguments)
+    def full(*arguments, **options):
+        real(*arguments, **options)
         raise OSError("no space left on device")
 
     monkeypatch.setattr(publish, name, full)

@@ -14,7 +14,7 @@ from minidpo.commands import BY_HAND, BrowseCommand
 from minidpo.commands.algorithms import combined
 from minidpo.commands.by_hand import SFTCommand
 from minidpo.commands.play import CollectCommand
-from minidpo.results.evaluate import EvaluateCommand
+from minidpo.results.evaluate import EvaluateCommand, parse_adapters
 from minidpo.system.command_line import changed_flags, main, parse, toml_flags
 
 PAGES = {name: combined(page.options) for name, page in ALGORITHMS.items()}
@@ -52,6 +52,36 @@ def test_without_arguments_a_command_is_its_defaults_and_every_option_has_help(
     for option in options:
         words = re.sub(r"\(default:.*", "", option, flags=re.DOTALL).split()
         assert sum(word.strip(".,;:").isalpha() and word.islower() for word in words) > 1, option
+
+
+def test_a_path_that_begins_with_a_tilde_begins_at_home_wherever_it_is_given(
+    tmp_path, toml, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = 'out = "~/x"\ndata = ["~/a", "b~"]\nmodel = "~/m"'
+    in_file = parsed(SFTCommand, "--config", toml(text))
+    flags = ["--out=~/x", "--data", "~/a", "b~", "--model", "~/m"]
+    assert in_file == parsed(SFTCommand, *flags, "--adapter", "None")
+    assert (in_file.out, in_file.data) == (tmp_path / "x", (tmp_path / "a", Path("b~")))
+    assert in_file.model == str(tmp_path / "m")
+    assert parsed(SFTCommand, "--model", "owner/na~me").model == "owner/na~me"
+    (tmp_path / "more.toml").write_text('machine.quantize = "nf4"\nmachine.cache = "~/c"')
+    nested = parsed(EvaluateCommand, "--config=~/more.toml", "--adapters", "a=~/r")
+    assert nested.machine.cache == tmp_path / "c"
+    assert parse_adapters(nested.adapters) == {"a": tmp_path / "r"}
+    with pytest.raises(ValueError, match="twice"):
+        parsed(SFTCommand, "--data", "~/a", str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_so_it_does_for_each_algorithm(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = parsed(PAGES[name], "--out=~/x", "--reuse=~/y", "--model=~/m")
+    assert (given.out, given.reuse, given.model) == (
+        tmp_path / "x",
+        tmp_path / "y",
+        str(tmp_path / "m"),
+    )
 
 
 @pytest.mark.parametrize("name", ["ef-dpo", "r3", "averaged-eto"])

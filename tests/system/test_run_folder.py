@@ -61,6 +61,19 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
         assert changed_settings(run, {**run, **moved, **changes}) == says
 
 
+def test_of_a_model_it_is_told_which_part_is_another_and_an_older_run_goes_by_its_path():
+    parts = {"weights": "1", "tokenizer.json": "2"}
+    run = {"model": "a/nano", "lr": 1e-3, "model_sha256": parts}
+    moved = {**run, "model": "/b/nano"}
+    assert changed_settings(run, moved) == ""
+    for name in parts:
+        told = changed_settings(run, {**moved, "model_sha256": {**parts, name: "3"}})
+        assert name in told and not any(other in told for other in parts.keys() - {name})
+    older = {"model": "a/nano", "lr": 1e-3}
+    assert changed_settings(older, run) == ""
+    assert "/b/nano" in changed_settings(older, {**run, "model": "/b/nano"})
+
+
 def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.begin()

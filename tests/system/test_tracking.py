@@ -3,10 +3,13 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from minidpo.system.command_line import main
 from minidpo.system.files import write_json
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tracking import Tracking
@@ -114,6 +117,69 @@ def test_the_store_holds_the_newest_result_as_a_table_and_the_files(client, tmp_
     ]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files == {"metrics.jsonl", "result.json", "results.md", "report.html"}
+
+
+class Store:
+    """What is asked of MLflow's client, where the package is not installed: it keeps the runs' statuses."""
+
+    def __init__(self):
+        self.tracking_uri, self.status = "memory", {}
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="1")
+
+    def create_run(self, experiment, run_name):
+        self.status[run_name] = "RUNNING"
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def get_run(self, run):
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}))
+
+    def update_run(self, run, status):
+        self.status[run] = status
+
+    def set_terminated(self, run, status="FINISHED"):
+        self.status[run] = status
+
+    def log_batch(self, run, metrics=(), params=()):
+        pass
+
+    def log_artifact(self, run, path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "stop, status, code",
+    [
+        (KeyboardInterrupt, "KILLED", 130),
+        (ValueError, "FAILED", 2),
+        (RuntimeError, "FAILED", None),  # a bug, with its traceback
+        (None, "FINISHED", 0),
+    ],
+)
+def test_a_run_that_ends_early_does_not_seem_to_run_on(tmp_path, monkeypatch, stop, status, code):
+    store = Store()
+    entities = SimpleNamespace(Param=lambda *x: x, Metric=lambda *x: x)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: store))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    folder = tmp_path / "run"
+
+    def work(arguments):
+        run = begun(folder, steps=2)
+        if stop:
+            assert store.status == {str(folder): "RUNNING"}
+            raise stop
+        run.finish()
+
+    with pytest.raises((SystemExit, RuntimeError)) if stop else nullcontext() as ended:
+        main(work)
+    if code:
+        assert ended.value.code == code
+    assert store.status == {str(folder): status}
+    run = begun(folder)
+    assert store.status == {str(folder): "RUNNING"}  # it goes on
+    run.finish()
+    assert store.status == {str(folder): "FINISHED"}
 
 
 def go_away(monkeypatch, client):

@@ -33,7 +33,8 @@ window.mini = (() => {
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
   const inline = (node) =>
     node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
-  const editable = (node) => node.isContentEditable === true; // a form's field may have this name
+  const editable = (node) => node.isContentEditable === true || // a form's field may have this name
+    Boolean(episode.editor?.(node));
   const told = (text) => !text.data.trim() ? text.data : readable(text) ? inWindow(text) : "";
   const textOf = (node, omit) => {
     if (node instanceof Text) return told(node);
@@ -276,12 +277,14 @@ window.mini = (() => {
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, keys,
       parts: IN_PARTS.test(node.type) && (/^\d{4}-/.test(node.max) ? 4 : 6), // digits of a year
       line: Boolean(episode.windowed) && into?.tagName === "INPUT",
-      held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
-      icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
+      held: into === node && episode.verdict() === null // null once it is over
+        ? episode.writes?.(node)?.text ?? node.value ?? null : null,
+      draws: Boolean(into && episode.writes?.(into)), icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
       disabled: off };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
-  // releases an option that is chosen already.
+  // releases an option that is chosen already. On a page of the web by a click, too, where the page draws the
+  // option; what draws it only once it is open, or takes keys only then, is to be opened first.
   const option = (ref, text, check) => { // check: only whether it stands there, the focus stays
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
@@ -293,21 +296,35 @@ window.mini = (() => {
     const index = options.findIndex(named), disabled = index < 0 && [...list.options].some(named);
     if (disabled) return { error: `option ${quote(text, 60)} of [${ref}] is disabled` };
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
-    if (list.multiple) {
+    const web = Boolean(episode.windowed) && !check;
+    const drawnHere = web && options[index].getClientRects().length > 0;
+    const opens = web && !drawnHere &&
+      (list.multiple || getComputedStyle(list).appearance === "base-select");
+    if ((drawnHere || opens) && !matches(list, ":open")) {
+      if (!list.multiple && options[index].selected) return {}; // a click could release it
+      if (opens) return { opens: { x: place.x, y: place.y } };
+    }
+    if (drawnHere || list.multiple) {
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });
       const box = options[index].getBoundingClientRect();
-      return { x: box.left + box.width / 2, y: box.top + box.height / 2 };
+      return { x: box.left + box.width / 2, y: box.top + box.height / 2, several: list.multiple };
     }
-    if (!check) {
+    if (!check && !opens) {
       if (episode.windowed && matches(list, ":open")) list.blur(); // its popup would take the keys
       list.focus();
     }
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
+    if (opens) return { steps, enter: true }; // its open popup tells of one change alone
     listenForPassed(Node.prototype.getRootNode.call(list)); // no change leaves a shadow tree
     passed = { list, left: Math.abs(steps) - 1 };
     return { steps };
+  };
+  const unselected = (ref) => { // keys that delete what Control+A left out: not every editor knows it
+    const { text, selectionStart: a, selectionEnd: b } = episode.writes(nodes[Number(ref)]);
+    const [from, to] = [Math.min(a, b), Math.max(a, b)], all = to - from === text.length;
+    return all ? {} : { Backspace: from + (to > from), Delete: text.length - to };
   };
   let passed = { left: 0 }; // options on the way to another: the list that a person opens tells of none
   const pass = (event) => {
@@ -352,5 +369,5 @@ window.mini = (() => {
     await episode.quiet();
     return locate(ref);
   };
-  return { from, reset, look, locate, met, option, slide, where, painted, rested, mark };
+  return { from, reset, look, locate, met, option, unselected, slide, where, painted, rested, mark };
 })();

@@ -33,6 +33,7 @@ DEADLINE_S = 10.0
 # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
 OPENING_S = 60.0
 WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # values of dates and times
+GONE = re.compile(r"has been closed|crashed|Session closed|Connection closed")  # Playwright's words
 T = TypeVar("T")
 
 
@@ -59,7 +60,11 @@ async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -
     except TimeoutError as error:
         raise EnvError(f"{what}: no answer within {seconds:g} s") from error
     except Error as error:
-        raise EnvError(f"{what}: {error.message.splitlines()[0]}") from error
+        said = error.message.splitlines()[0]
+        if GONE.search(said):
+            said = "the tab is gone: the page closed it, or it or the browser crashed"
+            raise EnvError(said) from error
+        raise EnvError(f"{what}: {said}") from error
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,12 @@ class Page:
     """A tab with the MiniWoB page of one task."""
 
     AREA: ClassVar = {"x": 0, "y": 0, "width": 160, "height": 210}
+    SELECT_ALL: ClassVar = "Control+A"
 
     def __init__(self, tab: Tab, devtools: CDPSession):
         self._tab, self._devtools = tab, devtools
         self._world: dict = {}  # where the scripts run: the page's own world
+        self._mini = "mini"  # their name there
         self.task: str | None = None
 
     @classmethod
@@ -152,9 +159,8 @@ class Page:
         return await bounded(command(**dict(action.args)), action.command)
 
     async def _call(self, function: str, *args: str | int) -> dict:
-        return await self._evaluate(
-            f"mini.{function}({', '.join(map(json.dumps, args))})", function
-        )
+        arguments = ", ".join(map(json.dumps, args))
+        return await self._evaluate(f"{self._mini}.{function}({arguments})", function)
 
     async def _evaluate(self, expression: str, function: str) -> dict:
         # The DevTools call costs 0.4 ms, Playwright's own evaluate() 0.9 ms.
@@ -237,6 +243,10 @@ class Page:
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
             text = re.sub(r"[\r\n]+", "", text)
         await self._select_all(spot["keys"])
+        if spot["draws"]:
+            for key, times in (await self._call("unselected", ref)).items():
+                for _ in range(times):
+                    await keyboard.press(key)
         if not text:
             await keyboard.press("Delete")
         elif spot["keys"]:
@@ -250,7 +260,7 @@ class Page:
 
     async def _select_all(self, keys: bool) -> None:
         if keys:
-            await self._tab.keyboard.press("Control+A")
+            await self._tab.keyboard.press(self.SELECT_ALL)
             return
         # Nobody listens to keys, so one key event with the command of Control+A: 0.7 ms instead of 1.5.
         key = {"key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65, "modifiers": 2}
@@ -260,20 +270,36 @@ class Page:
         )
 
     async def _select(self, ref: str, option: str) -> str | None:
-        """Choose by arrow keys, or by Control and a click in a list of several choices."""
+        """Choose by arrow keys, or by a click, with Control in a list of several choices."""
+        tab = self._tab
         way = await self._call("option", ref, option)
+        opens = way.get("opens")
+        if opens:
+            await tab.mouse.click(opens["x"], opens["y"])
+            await self._call("rested")
+            way = await self._call("option", ref, option)
+            if "opens" in way:
+                return f"[{ref}] did not open"
         if "x" in way:
             # until it is painted, a scrolled list is hit at its old place
             await self._call("painted")
             way = await self._call("option", ref, option)
+        several = way.get("several")
         if "x" in way:
-            await self._tab.keyboard.down("Control")
-            await self._tab.mouse.click(way["x"], way["y"])
-            await self._tab.keyboard.up("Control")
+            if several:
+                await tab.keyboard.down("Control")
+            await tab.mouse.click(way["x"], way["y"])
+            if several:
+                await tab.keyboard.up("Control")
         steps = way.get("steps", 0)
         for _ in range(abs(steps)):
-            await self._tab.keyboard.press("ArrowDown" if steps > 0 else "ArrowUp")
-        if steps and (await self._call("option", ref, option, True)).get("steps"):
+            await tab.keyboard.press("ArrowDown" if steps > 0 else "ArrowUp")
+        if way.get("enter"):
+            await tab.keyboard.press("Enter")
+        elif opens and (several or "error" in way):  # it stays open
+            await tab.keyboard.press("Escape")
+        chosen = steps or several is False
+        if chosen and (await self._call("option", ref, option, True)).get("steps"):
             return f"[{ref}] did not stay at {option!r}"
         return way.get("error")
 

@@ -207,8 +207,9 @@ window.sight = (() => {
   };
   const usable = () => {
     findRoots();
-    const found = new Set(all(USABLE));
-    for (const node of all("*:not(#wrap, #area)")) {
+    const found = new Set(all(USABLE)), nodes = all("*:not(#wrap, #area)");
+    episode.editors?.(nodes).forEach((node) => found.add(node));
+    for (const node of nodes) {
       if (episode.listens(node, MOUSE)) found.add(node);
       else if (getComputedStyle(node).cursor === "pointer" && !closest(node, "label") &&
         getComputedStyle(parent(node)).cursor !== "pointer") found.add(node);
