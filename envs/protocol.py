@@ -10,7 +10,7 @@ says so. A broken environment raises `EnvError`, so it can never be mistaken for
 import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 Action = Hashable
@@ -47,6 +47,8 @@ class Observation:
     "The world's raw reward; 0.0 while the episode runs."
     error: str | None = None
     "Why the last action could not be carried out as given, or what the world kept the page from; else None."
+    golden: str | None = field(default=None, repr=False, compare=False)
+    "What the world's own expert would do next, as text; for experts only, never shown to an agent."
 
 
 class Env(Protocol):

@@ -18,13 +18,18 @@ from minidpo.data.prompt import understand
 WORLDS = {  # with the tasks that are played here
     "toy": envs.resolve(envs.world("toy"), "all"),
     "miniwob": ("click-button", "login-user", "click-checkboxes"),
+    "babyai": ("GoToRedBall", "OpenRedDoor", "UnlockPickup"),
+    "textcraft": ("depth-1", "depth-2", "depth-4"),
 }
 SPLITS = ("demos", "rollouts", "validation", "test")
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def world(request):
-    return envs.world(request.param)
+    try:
+        return envs.world(request.param)
+    except ValueError as missing:  # a package that is an extra
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +122,10 @@ def test_a_mistake_has_a_name(world, instances):
     assert failed
     for episode in failed:
         assert episode.outcome in ("failed", "limit")
-        turn = episode.turns[0]
-        seen = Observation(episode.instruction, turn.observation)
-        wanted = world.experts[episode.task](seen, []).action
-        assert world.mistake(seen, wanted, wanted, ended=True) in MISTAKES
+        for turn in (turn for turn in episode.turns if turn.action):
+            seen = Observation(episode.instruction, turn.observation)
+            done = world.parse(turn.action)
+            assert world.mistake(seen, done, done, ended=True) in MISTAKES
 
 
 def test_a_world_that_breaks_is_no_episode_and_no_reward(world, instances):
