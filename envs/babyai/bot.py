@@ -12,7 +12,7 @@ ACTIONS = {
     "toggle": Actions.toggle,
 }
 NAMES = {number: action for action, number in ACTIONS.items()}
-SEARCHES = 100  # for one action; the bot's walks through 88 levels, 20 seeds each, took at most 6
+SEARCHES = 100  # for one action; the bot's walks through 87 levels, 20 seeds each, took at most 6
 
 
 class Lost(Exception):
@@ -22,7 +22,7 @@ class Lost(Exception):
 class Bot(BabyAIBot):
     """The bot of the BabyAI paper. It sees the mission and remembers every cell that the agent has seen.
 
-    Where the agent left its plan it may fail, or push the same two subgoals for ever; then it has no advice.
+    Where the agent did not follow it, it may fail or swap the same two subgoals for ever. Then it has no advice.
     """
 
     is_lost = False

@@ -4,19 +4,20 @@
     craft 4 oak planks using 1 oak logs
     craft 4 stick using 2 planks
     craft 3 oak sign using 6 oak planks, 1 stick
-    craft 6 ladder using 7 stick
+    craft 3 ladder using 7 stick
     page:
     Got 2 oak logs
     You have 2 oak logs, 1 stick
 
-A task is a depth: in `depth-3` the inputs' inputs are crafted, too. ADaPT's goals are of depth 2 to 4. Up to ten
-of the commands shown do not help. Of each depth's goals a fifth is for validation alone and a fifth for test
-alone; demos and rollouts share the others. Kinds are different goals: acacia boat in training, oak boat in test.
+A task is a depth: in `depth-3` the inputs' inputs are crafted, too. ADaPT's goals have depth 2 to 4. Up to ten of
+the commands shown do not help. A fifth of each depth's goals is for validation alone and a fifth for test alone;
+demos and rollouts share the others. Variants are different goals: an acacia boat may be in training and an oak
+boat in test.
 
-An unfinished episode has the largest share of the crafting that was ever done as its reward, step by step: 1 -
-crafts left / crafts at first, as the solver counts them. Differs from ADaPT and its package: they pay for the goal
-alone, and what one has is shown on the command `inventory`; here it is always shown, so that the last page tells
-all. The same seed is the same instance. Read in this order: `recipes`, `crafting` (actions), `solver`, then this
+The reward grows while the episode runs: it is the largest share of the crafting done so far, 1 - crafts left /
+crafts at first, where the solver counts. Differs from ADaPT: it pays for the goal alone, and shows what one has on
+the command `inventory`. Here that is always shown, or six equal crafts in a row would look like a loop. Differs
+from the package: a seed is one instance. Read in this order: `recipes`, `crafting` (actions), `solver`, then this
 file.
 """
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from envs.protocol import ActionError
 from envs.textcraft.recipes import Book, Recipe
 
-MOST = 200  # characters of an action; the longest that any recipe needs has 113
+MOST = 200  # characters of an action; the longest that the solver needs has 93
 _ITEM = r"[a-z][a-z']*(?: [a-z][a-z']*)*"
 _GET = re.compile(rf"get ([1-9][0-9]{{0,2}}) ({_ITEM})")
 _CRAFT = re.compile(rf"craft (?:([1-9][0-9]{{0,2}}) )?({_ITEM}) using (.+)")
