@@ -4,6 +4,8 @@ Nothing here knows of models: no torch, no minidpo. `world("miniwob")` is the do
 Read in this order: `protocol` (what a world promises), `toy` (a small one), `actions` (what an agent may do on
 a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (the same tasks as Gymnasium environments),
 `web` (any page, confined to its origin, without a verdict).
+`textcraft` crafts a Minecraft item from what can be found, with a reward for a part of the way.
+`babyai` walks through minigrid's rooms, told in words, beside its bot.
 `scienceworld` and `textworld_express` are text games in Java: `jvm` (where they run), `golden` (their experts),
 `free_text` (their actions).
 """

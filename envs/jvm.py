@@ -10,7 +10,6 @@ is static there, and an episode would depend on the others that are played besid
 
 import asyncio
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from envs import packages
 from envs.protocol import Env, EnvError, Observation, Outcome
 
 OPTIONS = [
@@ -44,6 +44,11 @@ class Java:
 
     def __init__(self, package: str, version: str, jar: str, interface: str):
         self.package, self.version, self.jar, self.interface = package, version, jar, interface
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """No JVM is known. A forked child does not use its parent's: their answers would be mixed up."""
         self.process: subprocess.Popen | None = None
         self.spare: list[Game] = []
         self._lock, self._asking = threading.Lock(), threading.Lock()
@@ -51,19 +56,7 @@ class Java:
 
     def require(self) -> None:
         """Raises ValueError, in one line, if a package is missing or Java is missing or too old."""
-        name = self.package.replace("_", "-")
-        for module in (self.package, "py4j"):
-            if importlib.util.find_spec(module) is None:
-                raise ValueError(
-                    f"this world needs {module}, which is not installed: "
-                    f"make setup-worlds, or pip install {name}=={self.version}"
-                )
-        found = importlib.metadata.version(self.package)
-        if found != self.version:
-            raise ValueError(
-                f"this world is {name} {self.version}, and {found} is installed, whose episodes may be "
-                f"others: pip install {name}=={self.version}"
-            )
+        packages.require(self.package, self.version, "py4j")
         java_version(java_path())
 
     def game(self) -> "Game":
