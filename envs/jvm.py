@@ -97,8 +97,8 @@ class Java:
     def _folder(self) -> str:
         return importlib.util.find_spec(self.package).submodule_search_locations[0]
 
-    def _load(self) -> tuple[Any, Any]:
-        """(the game's interface, its source of random numbers), from a class loader of their own."""
+    def _load(self) -> tuple[Any, Any, Any, Any]:
+        """(gateway, class loader, the game's interface, its source of random numbers), all a game's own."""
         from py4j.java_gateway import GatewayParameters, JavaGateway
         from py4j.protocol import Py4JError
 
@@ -119,7 +119,7 @@ class Java:
             loader = gateway.jvm.java.net.URLClassLoader(urls, system.getParent())
             interface = loader.loadClass(self.interface).newInstance()
             random = loader.loadClass("scala.util.Random$").getField("MODULE$").get(None)
-            return interface, random.self()
+            return gateway, loader, interface, random
         except Py4JError as error:
             said = cause(error)  # while Java can be asked
             self.process.kill()
@@ -130,18 +130,29 @@ class Java:
 class Game:
     """A game in the JVM. Calling it calls a method of its interface; raises EnvError if that cannot be done."""
 
-    def __init__(self, process: subprocess.Popen, interface: Any, random: Any):
-        self.process, self.interface, self.random = process, interface, random
+    def __init__(
+        self, process: subprocess.Popen, gateway: Any, loader: Any, interface: Any, random: Any
+    ):
+        self.process, self.gateway, self.loader = process, gateway, loader
+        self.interface, self.random = interface, random
         self.met: set[str] = set()  # tasks that were played in it
 
     def __call__(self, method: str, *args: Any) -> Any:
-        return self._call(self.interface, method, *args)
+        return self.call(self.interface, method, *args)
 
-    def seed(self) -> None:
+    def seed(self, number: int = 0) -> None:
         """Its random numbers begin anew, whatever was played before."""
-        self._call(self.random, "setSeed", 0)
+        self.call(self.call(self.random, "self"), "setSeed", number)
 
-    def _call(self, thing: Any, method: str, *args: Any) -> Any:
+    def new(self, name: str, part: Any) -> Any:
+        """An object of one of its classes, made from one part."""
+        parts = self.gateway.new_array(self.gateway.jvm.java.lang.Object, 1)
+        parts[0] = part
+        made = self.call(self.loader, "loadClass", name).getConstructors()[0]
+        return self.call(made, "newInstance", parts)
+
+    def call(self, thing: Any, method: str, *args: Any) -> Any:
+        """What a method of one of its objects returns. Raises EnvError."""
         from py4j.protocol import Py4JError, Py4JNetworkError
 
         try:

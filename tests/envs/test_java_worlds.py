@@ -101,6 +101,22 @@ def test_an_episode_goes_on_after_the_jvm_was_killed(world, task):
     assert killed == whole and whole[-1].outcome == Outcome.SOLVED and len(whole) > 3
 
 
+@pytest.mark.parametrize("task", ["coin", "twc"])
+def test_a_game_that_is_solved_by_walking_is_solved_alike_at_each_start_of_java(task):
+    needed(EXPRESS)
+    envs.textworld_express.golden_path.cache_clear()
+    path = envs.textworld_express.golden_path(task, 0)
+    kill(EXPRESS)
+    envs.textworld_express.golden_path.cache_clear()
+    assert envs.textworld_express.golden_path(task, 0) == path
+
+    async def follow_it(places):
+        seen = [await places[0].reset(task, 0)]
+        return seen + [await places[0].step(action) for action in path]
+
+    assert max(page.reward for page in watched(EXPRESS, 1, follow_it)) == 1.0
+
+
 def test_what_goes_by_chance_is_the_same_whatever_is_played_beside_it():
     """Bees fly by chance."""
 
