@@ -179,6 +179,10 @@ class Experiment:
             self._taken[split, task] += n
         return instances
 
+    def panel(self, split: str, count: int) -> list[Instance]:
+        """The first instances of each task in a split: policies are measured on them, whatever the seed."""
+        return split_instances(self.world, dict.fromkeys(self.tasks, count), split)
+
     # ---- playing ----
 
     def demonstrations(self, count: int) -> list[Episode]:
@@ -265,8 +269,7 @@ class Experiment:
     def success_by_task(self, policy: Policy) -> dict[str, float]:
         """The same by task."""
         if policy.sha256 not in self._validated:
-            count = dict.fromkeys(self.tasks, self.options.validation)
-            jobs = make_jobs(self.world, split_instances(self.world, count, "validation", 0))
+            jobs = make_jobs(self.world, self.panel("validation", self.options.validation))
             episodes = self._play("validate", jobs, policy, self._greedy())
             tasks = grouped(episodes, lambda e: e.task)
             by_task = {task: rate(played) for task, played in tasks.items()}
@@ -276,8 +279,7 @@ class Experiment:
 
     def held_out(self, policy: Policy, episodes: int, temperature: float) -> list[Episode]:
         """The policy plays the first held-out instances of each task."""
-        count = dict.fromkeys(self.tasks, episodes)
-        jobs = make_jobs(self.world, split_instances(self.world, count, "test", 0))
+        jobs = make_jobs(self.world, self.panel("test", episodes))
         sampling = replace(self._greedy(), temperature=temperature)
         name = f"held-out/{policy.name}" + ("" if temperature == 0 else "-sampled")
         return self._play(name, jobs, policy, sampling)

@@ -35,7 +35,7 @@ LAYERS = [
     "laws",
     "exercises",
 ]
-DOORS = {"envs", "envs.protocol", "envs.actions"}  # all that minidpo knows of worlds
+DOORS = {"envs", "envs.protocol", "envs.actions", "envs.panel"}  # all that minidpo knows of worlds
 EXTRAS = {  # what is not always installed, by the modules that need it
     "minidpo.memory.nf4_cuda": "triton",  # the one module of a GPU's PyTorch alone
     "envs.babyai.bot": "minigrid",
