@@ -3,17 +3,20 @@
 import asyncio
 import random
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import envs
+from envs.panel import panel
 from envs.protocol import MISTAKES, SPLITS, ActionError, EnvError, Observation
 from minidpo.acting.jobs import Job, split_instances
 from minidpo.acting.policies import ExpertPolicy, Reply
 from minidpo.acting.rollout import ENV_TRIES, play
 from minidpo.data.prompt import understand
+from minidpo.experiment import ExperimentOptions
 
 WORLDS = {  # with the tasks that are played here
     "toy": envs.resolve(envs.world("toy"), "all"),
@@ -178,6 +181,16 @@ def test_pictures_are_of_the_same_episodes(world, instances):
     marks, before, after = asyncio.run(pictured())
     assert before.startswith(b"\x89PNG") and before != after
     assert marks and all(len(mark) == 4 for mark in marks)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_panel_of_the_experiments_defaults_is_the_one_in_the_docs(name):
+    world = envs.world(name)
+    defaults = {"validation": ExperimentOptions.validation, "test": ExperimentOptions.episodes}
+    found = panel(world, world.suites["all"], defaults)
+    told = [of_split["sha256"][:16] for of_split in found.values()]
+    text = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
+    assert f"| `{name}` | `{told[0]}` | `{told[1]}` |" in text
 
 
 @pytest.mark.parametrize(
