@@ -8,6 +8,7 @@ a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (all tasks 
 `babyai` walks through minigrid's rooms, told in words, beside its bot.
 `scienceworld` and `textworld_express` are text games in Java: `jvm` (where they run), `golden` (their experts),
 `free_text` (their actions).
+`packages` says what is missing, and `panel` on which instances agents are measured.
 """
 
 import difflib
