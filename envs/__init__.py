@@ -2,8 +2,13 @@
 
 Nothing here knows of models: no torch, no minidpo. `world("miniwob")` is the door for all that is not here.
 Read in this order: `protocol` (what a world promises), `toy` (a small one), `actions` (what an agent may do on
-a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (the same tasks as Gymnasium environments),
+a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (all tasks as Gymnasium environments),
 `web` (any page, confined to its origin, without a verdict).
+`textcraft` crafts a Minecraft item from what can be found, with a reward for a part of the way.
+`babyai` walks through minigrid's rooms, told in words, beside its bot.
+`scienceworld` and `textworld_express` are text games in Java: `jvm` (where they run), `golden` (their experts),
+`free_text` (their actions).
+`packages` says what is missing, and `panel` on which instances agents are measured.
 """
 
 import difflib
@@ -13,13 +18,19 @@ import pkgutil
 from envs.protocol import World
 
 
+def names() -> list[str]:
+    """The worlds that are here."""
+    found = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+    found.remove("web")  # pages without tasks and verdicts
+    return found
+
+
 def world(name: str) -> World:
     """The world of that name, from envs/NAME, or from a module of yours, PACKAGE.MODULE.
 
     Raises ValueError if there is none or if a package that it needs is missing.
     """
-    known = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
-    known.remove("web")  # pages without tasks and verdicts
+    known = names()
     if name not in known and "." not in name:
         near = difflib.get_close_matches(name, known) or known
         raise ValueError(f"unknown world {name!r}: did you mean {', '.join(near)}?")

@@ -1,30 +1,38 @@
-"""Every MiniWoB++ task as a `gymnasium` environment, text in and text out.
+"""Every task of every world as a `gymnasium` environment, text in and text out.
 
     import gymnasium, envs.gym
     env = gymnasium.make("minidpo/miniwob-click-button-v0")
     observation, info = env.reset(seed=7)
     observation, reward, terminated, truncated, info = env.step('CLICK(ref="1")')
 
-All environments of a process share one Chromium, which ends with the last `close()`. They work in any thread
-and in a notebook. Use `AsyncVectorEnv(..., shared_memory=False)`, because Gymnasium's shared memory cannot
+`minidpo/WORLD-TASK-v0` is a task of any world: `minidpo/scienceworld-boil-v0`. What a world needs is imported when
+an environment is reset, and one line says what is missing.
+
+All MiniWoB++ environments of a process share one Chromium, which ends with the last `close()`. Environments work in
+any thread and in a notebook. Use `AsyncVectorEnv(..., shared_memory=False)`, because Gymnasium's shared memory cannot
 hold text of arbitrary characters.
 """
 
+import asyncio
 import dataclasses
+import os
+import re
 import string
-from typing import Any, ClassVar
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 from gymnasium import error, spaces
 
-from envs import resolve
-from envs.actions import Action, ActionError, parse, render
-from envs.miniwob import WORLD
+import envs
+from envs.actions import Action, ActionError, render
 from envs.miniwob.browser.shared import SHARED
-from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
-from envs.protocol import Observation, Outcome
+from envs.miniwob.tasks import SEEDS
+from envs.protocol import SPLITS, EnvError, Observation, Outcome, World
 
 MOST = 2**16  # characters of a text; a page is cut at 6,000
+T = TypeVar("T")
 
 
 class AnyText(spaces.Text):
@@ -51,42 +59,97 @@ class ActionText(AnyText):
         return render(Action("CLICK", ref=str(self.np_random.integers(1, 10))))
 
 
-class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
-    """One task; an episode is one instance of it.
+class ExampleText(AnyText):
+    """Any text is an action, though mostly an unusable one. A sample is the example of the world's prompt."""
 
-    Observation: `instruction`, `page` (what a person sees, one element a line) and `error` (why the last
-    action could not be carried out, or empty). Action: text in the grammar of `envs.actions`; unusable text
-    costs a turn and raises nothing. Reward: 1.0 in the step that solves the task, else 0.0. `terminated`: the
-    page has given its verdict. `truncated`: STEP_LIMIT(task) turns without a verdict. `info`: task, seed (of
-    the instance, see `reset`), turns, outcome (None, "solved", "failed", "limit") and raw_reward (the page's
-    own). A broken browser raises EnvError, a RuntimeError. `render()` returns the observation as an agent
-    reads it ("ansi") or the bytes of a screenshot ("png").
+    def __init__(self, world: World):
+        super().__init__()
+        self.example = re.search(r"^action: (.+)$", world.system_prompt, re.MULTILINE)[1]
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        return self.example
+
+
+class Place:
+    """An environment of a world, used without `await`: its event loop has a thread of its own."""
+
+    def __init__(self, world: World):
+        """Raises ValueError, in one line, if the world cannot be played on this machine."""
+        world.require()
+        self._process = os.getpid()
+        self._thread = ThreadPoolExecutor(1)
+        self._loop = self._thread.submit(asyncio.Runner).result()
+        self._opened = world.open(1)
+        (self.env,) = self.run(self._opened.__aenter__())
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of the environment."""
+        if self._process != os.getpid():  # which has no such thread
+            call.close()
+            raise EnvError("this environment is that of the process before a fork")
+        return self._thread.submit(self._loop.run, call).result()
+
+    def close(self) -> None:
+        """Give the environment back."""
+        self.run(self._opened.__aexit__(None, None, None))
+        self._thread.submit(self._loop.close).result()
+        self._thread.shutdown()
+
+
+class Tab:
+    """A page of the Chromium that all share."""
+
+    def __init__(self):
+        self.env = SHARED.open()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of the environment."""
+        return SHARED.run(self.env, call)
+
+    def close(self) -> None:
+        """Close the page."""
+        SHARED.close(self.env)
+
+
+class WorldEnv(gymnasium.Env[dict[str, str], str]):
+    """One task of a world; an episode is one instance of it.
+
+    Observation: `instruction`, `page` (what a person sees) and `error` (why the last action could not be carried out,
+    or empty). Action: text in the world's grammar; unusable text costs a turn and raises nothing. Reward: by how much
+    the world's own has grown, so that an episode's rewards sum up to it. `terminated`: the world has given its verdict.
+    `truncated`: step_limit(task) turns without a verdict. `info`: task, seed (of the instance, see `reset`), turns,
+    outcome (None, "solved", "failed", "limit") and raw_reward (the world's own so far). A world that breaks raises
+    EnvError, a RuntimeError. `render()` returns the observation as an agent reads it ("ansi").
     """
 
-    metadata: ClassVar = {"render_modes": ["ansi", "png"], "render_fps": 1}
+    metadata: ClassVar = {"render_modes": ["ansi"], "render_fps": 1}
+    splits: ClassVar[tuple[str, ...]] = SPLITS
 
-    def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
-        """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""
-        if task not in SUITES["all"]:
-            resolve(WORLD, task)  # says which task was meant
+    def __init__(
+        self, world: str, task: str, split: str = "rollouts", render_mode: str | None = None
+    ):
+        """Opens nothing yet. Raises ValueError for an unknown world, task, split or render mode."""
+        self.world = envs.world(world)
+        if task not in self.world.suites["all"]:
+            envs.resolve(self.world, task)  # says which task was meant
             raise ValueError(f"{task!r} is a suite, an environment has one task")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(
                 f"render_mode is one of {self.metadata['render_modes']}, got {render_mode!r}"
             )
-        self.task, self.split, self.render_mode = task, _known(split), render_mode
+        self.task, self.split, self.render_mode = task, self._known(split), render_mode
         self.observation_space = spaces.Dict(
             {name: AnyText() for name in ("instruction", "page", "error")}
         )
-        self.action_space = ActionText()
-        self._page = None
+        self.action_space = ExampleText(self.world)
+        self._place: Place | Tab | None = None
         self._seed, self._turns, self._seen, self._over, self._closed = 0, 0, None, False, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start instance number `seed` (modulo a million) of the split; without a seed a random one.
+        """Start instance number `seed` of the split (modulo their number); without a seed a random one.
 
-        `options={"split": "test"}` takes the instance from another split. Its seed is SEEDS[split][number],
-        as in collect.py and evaluate.py.
+        `options={"split": "test"}` takes the instance from another split. Its seed is instances(task, split)[number]
+        of the world, as in collect.py and evaluate.py. Raises ValueError if the world cannot be played here.
         """
         if self._closed:
             raise error.ClosedEnvironmentError(
@@ -94,14 +157,15 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
             )
         super().reset(seed=seed)
         options = dict(options or {})
-        seeds = SEEDS[_known(options.pop("split", self.split))]
+        split = self._known(options.pop("split", self.split))
+        seeds = self.world.instances(self.task, split)
         if options:
             raise ValueError(f"the only option is split, got {', '.join(map(repr, options))}")
         number = self.np_random.integers(len(seeds)) if seed is None else seed
         self._seed, self._turns, self._seen = seeds[int(number) % len(seeds)], 0, None
-        if self._page is None:
-            self._page = SHARED.open()
-        return self._show(SHARED.run(self._page, self._page.reset(self.task, self._seed)))
+        if self._place is None:
+            self._place = self._open()
+        return self._show(self._place.run(self._place.env.reset(self.task, self._seed)))
 
     def step(self, action: str):
         """Take one turn. Raises ResetNeeded if no episode runs and TypeError if the action is not text."""
@@ -110,36 +174,48 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
                 f"step() of {self.task} without a running episode: call reset() first"
             )
         if not isinstance(action, str):
-            raise TypeError(f'an action is a text like CLICK(ref="1"), got {type(action).__name__}')
-        before, self._seen = self._seen, None  # if the browser breaks, the episode has ended
+            example = ExampleText(self.world).example
+            raise TypeError(f"an action is a text like {example}, got {type(action).__name__}")
+        before, self._seen = self._seen, None  # if the world breaks, the episode has ended
         try:
-            seen = SHARED.run(self._page, self._page.step(parse(action)))
+            seen = self._place.run(self._place.env.step(self.world.parse(action)))
         except ActionError as problem:
             seen = dataclasses.replace(before, error=str(problem))
         self._turns += 1
+        reward = self._reward(before if self._turns > 1 else None, seen)
         observation, info = self._show(seen)
-        reward = float(seen.outcome is Outcome.SOLVED)
         return observation, reward, seen.outcome is not None, info["outcome"] == Outcome.LIMIT, info
 
     def render(self) -> str | bytes | None:
-        """The picture or text that `render_mode` names; None without a render mode."""
+        """The text that `render_mode` names; None without a render mode."""
         if self.render_mode is None:
             return None
         if self._seen is None:
             raise error.ResetNeeded(f"render() of {self.task} before reset()")
-        if self.render_mode == "png":
-            return SHARED.run(self._page, self._page.screenshot())
         trouble = f"error: {self._seen.error}\n" if self._seen.error else ""
         return f"task: {self._seen.instruction}\n{trouble}page:\n{self._seen.text}"
 
     def close(self) -> None:
-        """Close the page. A second call does nothing."""
-        page, self._page, self._seen, self._closed = self._page, None, None, True
-        if page is not None:
-            SHARED.close(page)
+        """Give the place back. A second call does nothing."""
+        place, self._place, self._seen, self._closed = self._place, None, None, True
+        if place is not None:
+            place.close()
+
+    def _open(self) -> "Place | Tab":
+        return Place(self.world)
+
+    def _reward(self, before: Observation | None, seen: Observation) -> float:
+        """Of a step; `before` is None in the first, which is paid what the instance began with, too."""
+        return seen.reward - (before.reward if before else 0.0)
+
+    def _known(self, split: str) -> str:
+        if split not in self.splits:
+            raise ValueError(f"unknown split {split!r}, the splits are {', '.join(self.splits)}")
+        return split
 
     def _show(self, seen: Observation) -> tuple[dict[str, str], dict[str, Any]]:
-        outcome = seen.outcome or (Outcome.LIMIT if self._turns >= STEP_LIMIT(self.task) else None)
+        at_limit = self._turns >= self.world.step_limit(self.task)
+        outcome = seen.outcome or (Outcome.LIMIT if at_limit else None)
         self._seen, self._over = seen, outcome is not None
         info = {
             "task": self.task,
@@ -151,11 +227,38 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         return {"instruction": seen.instruction, "page": seen.text, "error": seen.error or ""}, info
 
 
-def _known(split: str) -> str:
-    if split not in SEEDS:
-        raise ValueError(f"unknown split {split!r}, the splits are {', '.join(SEEDS)}")
-    return split
+class MiniWoBEnv(WorldEnv):
+    """One task of MiniWoB++. Reward: 1.0 in the step that solves the task, else 0.0. It can be photographed ("png")."""
+
+    metadata: ClassVar = {"render_modes": ["ansi", "png"], "render_fps": 1}
+    splits = tuple(SEEDS)
+
+    def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
+        """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""
+        super().__init__("miniwob", task, split, render_mode)
+        self.action_space = ActionText()
+
+    def render(self) -> str | bytes | None:
+        """The picture or text that `render_mode` names; None without a render mode."""
+        if self.render_mode == "png" and self._seen is not None:
+            return self._place.run(self._place.env.screenshot())
+        return super().render()
+
+    def _open(self) -> Tab:
+        return Tab()
+
+    def _reward(self, before: Observation | None, seen: Observation) -> float:
+        return float(seen.outcome is Outcome.SOLVED)
 
 
-for _task in SUITES["all"]:
-    gymnasium.register(f"minidpo/miniwob-{_task}-v0", "envs.gym:MiniWoBEnv", kwargs={"task": _task})
+def register() -> None:
+    """All tasks, by name: no world's package is imported."""
+    for name in envs.names():
+        for task in envs.world(name).suites["all"]:
+            entry, given = "envs.gym:WorldEnv", {"world": name, "task": task}
+            if name == "miniwob":
+                entry, given = "envs.gym:MiniWoBEnv", {"task": task}
+            gymnasium.register(f"minidpo/{name}-{task}-v0", entry, kwargs=given)
+
+
+register()

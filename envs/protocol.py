@@ -8,7 +8,7 @@ says so. A broken environment raises `EnvError`, so it can never be mistaken for
 """
 
 import enum
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -44,7 +44,7 @@ class Observation:
     outcome: Outcome | None = None
     "None while the episode runs."
     reward: float = 0.0
-    "The world's raw reward; 0.0 while the episode runs."
+    "The world's raw reward so far, which an episode has when a limit ends it; 0.0 where only the end is paid."
     error: str | None = None
     "Why the last action could not be carried out as given, or what the world kept the page from; else None."
 
@@ -87,6 +87,10 @@ MISTAKES = {
 }
 
 
+SPLITS = ("demos", "rollouts", "validation", "test")
+"Of a task's instances; a world may have more."
+
+
 class World(Protocol):
     """Tasks, their seeds and rewards, and how an agent speaks about them.
 
@@ -97,11 +101,22 @@ class World(Protocol):
     suites: Mapping[str, tuple[str, ...]]
     "Lists of tasks by name; `all` names every task."
     seeds: Mapping[str, Sequence[int]]
-    "The seeds of demos, rollouts, validation and test, which are disjoint."
+    "The seeds of demos, rollouts, validation and test, which are disjoint; see `instances`."
     system_prompt: str
     "What the agent is told first. It holds an example of an answer: a line `action: ...`."
-    experts: Mapping[str, Expert]
-    "Scripted demonstrators by task, for the tasks that have one."
+    experts: Mapping[str, Expert] | Collection[str]
+    "Scripted demonstrators by task, for the tasks that have one; or these tasks alone, and `expert` gives them."
+    shows_state: bool = True
+    "Whether `text` tells where things stand. Then whoever does the same on the same text three times has ended."
+
+    def instances(self, task: str, split: str) -> Sequence[int]:
+        """The seeds of a task in a split; a world whose tasks differ in them overrides it. Raises KeyError for a
+        split that there is not."""
+        return self.seeds[split]
+
+    def expert(self, task: str, seed: int) -> Expert:
+        """The demonstrator of an instance; a world that knows a solution of each overrides it."""
+        return self.experts[task]
 
     def step_limit(self, task: str) -> int:
         """The actions an episode of the task may take."""

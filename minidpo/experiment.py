@@ -62,6 +62,9 @@ from minidpo.system.tracking import Tracker
 
 VERSION = 1  # of a stage's note
 SEEDS = 100  # of experiments that share no instance: each has a hundredth of a split's seeds
+SHARED_BELOW = (
+    10_000  # instances, too few for that: each experiment has them all, from its own place round
+)
 
 Instance = tuple[str, int]  # task, seed
 
@@ -159,16 +162,26 @@ class Experiment:
         instances = []
         for task, n in counts.items():
             taken = self._taken[split, task]
-            most = len(self.world.seeds[split]) // SEEDS
-            if taken + n > most:
+            total = len(self.world.instances(task, split))
+            most = total // SEEDS
+            first = most * (self.seed - 1) + taken
+            if total < SHARED_BELOW:
+                first = total * (self.seed - 1) // SEEDS + taken
+                every = split_instances(self.world, {task: total}, split)
+                instances += [every[k % total] for k in range(first, first + min(n, total))]
+            elif taken + n <= most:
+                instances += split_instances(self.world, {task: n}, split, first)
+            else:
                 raise ValueError(
                     f"{task}: an experiment may play {most:,} instances of a task, beyond which it would meet "
                     "those of the next seed: ask for fewer"
                 )
-            first = most * (self.seed - 1) + taken
-            instances += split_instances(self.world, {task: n}, split, first)
             self._taken[split, task] += n
         return instances
+
+    def panel(self, split: str, count: int) -> list[Instance]:
+        """The first instances of each task in a split: policies are measured on them, whatever the seed."""
+        return split_instances(self.world, dict.fromkeys(self.tasks, count), split)
 
     # ---- playing ----
 
@@ -256,8 +269,7 @@ class Experiment:
     def success_by_task(self, policy: Policy) -> dict[str, float]:
         """The same by task."""
         if policy.sha256 not in self._validated:
-            count = dict.fromkeys(self.tasks, self.options.validation)
-            jobs = make_jobs(self.world, split_instances(self.world, count, "validation", 0))
+            jobs = make_jobs(self.world, self.panel("validation", self.options.validation))
             episodes = self._play("validate", jobs, policy, self._greedy())
             tasks = grouped(episodes, lambda e: e.task)
             by_task = {task: rate(played) for task, played in tasks.items()}
@@ -267,8 +279,7 @@ class Experiment:
 
     def held_out(self, policy: Policy, episodes: int, temperature: float) -> list[Episode]:
         """The policy plays the first held-out instances of each task."""
-        count = dict.fromkeys(self.tasks, episodes)
-        jobs = make_jobs(self.world, split_instances(self.world, count, "test", 0))
+        jobs = make_jobs(self.world, self.panel("test", episodes))
         sampling = replace(self._greedy(), temperature=temperature)
         name = f"held-out/{policy.name}" + ("" if temperature == 0 else "-sampled")
         return self._play(name, jobs, policy, sampling)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import envs
+from envs import panel
 from minidpo.acting.causes import cause
 from minidpo.data.episodes import Episode
 from minidpo.data.pairs import NothingToLearn
@@ -129,6 +130,10 @@ def measure(run: Experiment, found: list[tuple[Policy, float]], best: int) -> di
         "agents": agents,
         "validation": {policy.name: success for policy, success in found},
         "kept": kept.name,
+        "panel": {
+            "validation": panel.sha256(run.panel("validation", run.options.validation)),
+            "test": panel.sha256(run.panel("test", run.options.episodes)),
+        },
         "seed": run.seed,
         "seconds": run.seconds,
     }

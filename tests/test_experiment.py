@@ -213,6 +213,21 @@ def test_rounds_seeds_and_splits_share_no_instance(begin, tmp_path):
         pass
 
 
+def test_where_there_are_few_instances_each_seed_goes_round_all_of_them(
+    begin, tmp_path, monkeypatch
+):
+    few = type("Few", (type(shelf.WORLD),), {"instances": lambda self, task, split: range(7)})()
+    first = {}
+    for seed in (1, 50):
+        with begin(tmp_path / str(seed), seed=seed) as run:
+            monkeypatch.setattr(run, "world", few)
+            first[seed], second, third = (run.instances({"open-one": 3}) for _ in range(3))
+            assert len({*first[seed], *second}) == 6
+            assert len({*first[seed], *second, *third}) == 7
+            assert len({*run.instances({"open-one": 99})}) == 7  # once each
+    assert first[1] != first[50]
+
+
 def test_examples_are_shown_before_each_episode_and_are_no_demonstrations(begin, tmp_path):
     with begin(tmp_path, shots=2) as run:
         shown = {turn for e in run.examples for turn in e.said}

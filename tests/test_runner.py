@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs import panel
 from minidpo.algorithms.ef_dpo import EFDPO, ef_dpo
 from minidpo.data.pairs import NothingToLearn
 from minidpo.experiment import Policy
@@ -115,6 +116,8 @@ def test_the_best_on_validation_is_left_the_first_included(shelf_base, adapters,
     assert result["kept"] == kept and set(result["agents"]) == {first, kept}
     assert result["headline"].count(kept) == 2 - (first != kept) and kept in result["headline"]
     assert ("comparison" in result) == (first != kept)
+    told = panel.panel(shelf.WORLD, ["open-one"], {"validation": 12, "test": setup.episodes})
+    assert result["panel"] == {split: told[split]["sha256"] for split in told}
     assert read_result(tmp_path / "result.json")["headline"] == result["headline"]
     assert result["headline"] in (tmp_path / "report.html").read_text()
     for name in lora.FILES:

@@ -118,7 +118,7 @@ class Agent:
         "solved", "failed", or "limit": no steps left, the text too long, or the agent in a loop."""
         seen, info = env.reset(seed=seed)
         instruction, turns = seen["instruction"], []
-        while info["outcome"] is None and not in_a_loop(turns):
+        while info["outcome"] is None and not (self.world.shows_state and in_a_loop(turns)):
             try:
                 said = self.predict(instruction, seen["page"], turns)
             except TooLong:

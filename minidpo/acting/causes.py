@@ -33,7 +33,7 @@ def cause(world: World, episode: Episode) -> str:
         return "repeated itself"
     if at_limit and len(turns) < world.step_limit(episode.task) and not episode.relabelled:
         return "too long"
-    expert = world.experts.get(episode.task)
+    expert = world.expert(*episode.instance) if episode.task in world.experts else None
     unreached = "never reached" if at_limit and expert else "not known"
     return (expert and last_slip(world, expert, episode)) or unreached
 

@@ -121,7 +121,8 @@ def plays(world: World) -> str:
     """Open an instance of the world's first task and solve it, as its scripted expert does."""
     world.require()
     task = next(iter(world.suites.values()))[0]
-    expert, seed = world.experts[task], world.seeds["validation"][0]
+    seed = world.instances(task, "validation")[0]
+    expert = world.expert(task, seed)
 
     async def solve() -> tuple[Outcome | None, float]:
         async with world.open(1) as (env,):

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from envs.protocol import World
+from envs.protocol import SPLITS, World
 from minidpo.data.episodes import Episode, by_instance, grouped
 from minidpo.data.prompt import as_shots
 from minidpo.data.values import states
@@ -53,18 +53,31 @@ def split_instances(
 ) -> list[Instance]:
     """So many instances of each task: the seeds of the split from number `first` on.
 
-    Raises ValueError if the world has no such split or the split has fewer seeds.
+    Of a task that has fewer, all there are, which a printed line says. Raises ValueError if the world has no such
+    split, or a task none from there on.
     """
-    if split not in world.seeds:
-        raise ValueError(
-            f"the world {world.name} has no seeds for {split!r}: its splits are {', '.join(world.seeds)}"
+    instances, short = [], []
+    for task, count in tasks.items():
+        try:
+            seeds = world.instances(task, split)
+        except KeyError:
+            raise ValueError(
+                f"the world {world.name} has no split {split!r}: take {', '.join(SPLITS)}"
+            ) from None
+        if first >= len(seeds):
+            raise ValueError(
+                f"{split} has {len(seeds):,} instances of {task}, and number {first:,} is asked for: begin earlier"
+            )
+        chosen = seeds[first : first + count]
+        instances += [(task, seed) for seed in chosen]
+        if len(chosen) < count:
+            short.append(f"{task} has {len(chosen)}")
+    if short:
+        more = f" and {len(short) - 3} more tasks" if len(short) > 3 else ""
+        print(
+            f"fewer instances of {split} than asked for, so all are played: {', '.join(short[:3])}{more}"
         )
-    seeds, last = world.seeds[split], first + max(tasks.values(), default=0)
-    if last > len(seeds):
-        raise ValueError(
-            f"{split} has {len(seeds):,} instances of a task, and {last:,} are asked for: ask for fewer"
-        )
-    return [(task, seed) for task, count in tasks.items() for seed in seeds[first : first + count]]
+    return instances
 
 
 def make_jobs(

@@ -260,7 +260,7 @@ class ExpertPolicy:
 
     def expert(self, episode: RunningEpisode) -> Expert:
         """The expert that answers this turn."""
-        return self.world.experts[episode.job.task]
+        return self.world.expert(*episode.job.instance)
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         expert, job = self.expert(episode), episode.job

@@ -109,7 +109,7 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy, world: World)
     episode = RunningEpisode(job, await timed("browser", env.reset(job.task, job.seed)))
     turns, prompt_tokens = episode.turns, 0
     while episode.observation.outcome is None and len(turns) < job.limit:
-        if len(turns) > len(job.forced) and in_a_loop(turns):
+        if world.shows_state and len(turns) > len(job.forced) and in_a_loop(turns):
             break
         if len(turns) < len(job.forced):
             reply = Reply(job.forced[len(turns)])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 import envs
+from envs import panel
 from minidpo.acting.causes import cause
 from minidpo.acting.collect import play_to_file
 from minidpo.acting.jobs import Job, make_jobs, split_instances, with_shots
@@ -123,6 +124,7 @@ def evaluate(command: EvaluateCommand) -> dict:
             },
             **comparisons(episodes),
             **settings_of(command),
+            "panel": {command.split: panel.sha256(instances)},
             **circumstances("torch", "playwright", "miniwob", "tokenizers"),
         }
         processes.on_rank_0(write_files, command, context, result, episodes, curves)

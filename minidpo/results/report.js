@@ -97,9 +97,12 @@ const causeTable = (results, policies) =>
   table("causes", "failed episodes", "causes", count => count ?? 0, policies, results);
 
 // Success where the first page shows little to act on, and where it shows much.
-const difficultyTable = (results, policies) =>
-  table("difficulty", "success, by elements to act on", "difficulty",
-    row => row ? `${percent(row.success)} of ${row.n}` : "\u2013", policies, results);
+const difficultyTable = (results, policies) => {
+  const bands = new Set(policies.flatMap(policy => Object.keys(results[policy].difficulty ?? {})));
+  return bands.size < 2 ? "" :  // a world in text has nothing to click on
+    table("difficulty", "success, by elements to act on", "difficulty",
+      row => row ? `${percent(row.success)} of ${row.n}` : "\u2013", policies, results);
+};
 
 function taskTable(results, policies) {
   const cell = (name, text) => {

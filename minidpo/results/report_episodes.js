@@ -28,16 +28,17 @@ function pane(policy, run, { pictures, size }, step, reading) {
   const tell = (kind, text) => text && said.append(make("p", { className: "small " + kind }, text));
   const steps = `${run.turns.length} step${run.turns.length === 1 ? "" : "s"}`;
   if (turn) {
-    tell("soft", `step ${step + 1} of ${run.turns.length}`);
-    tell("thought", turn.thought);
-    said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
-    tell("soft", boxes.length && !drawn.length && "What it uses lies outside the picture.");
-    tell("bad", turn.error);
     // set at the click, because the "toggle" event may come after the next key press
     const read = make("details", { open: reading.open },
       make("summary", { onclick: () => reading.open = !read.open }, "what it read"),
       make("pre", {}, turn.observation));
-    said.append(read);
+    tell("soft", `step ${step + 1} of ${run.turns.length}`);
+    if (!size) said.append(read);  // in text alone it comes first, as it did for the agent
+    if (turn.action) tell("thought", turn.thought);  // else the whole answer is shown
+    said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
+    tell("soft", boxes.length && !drawn.length && "What it uses lies outside the picture.");
+    tell("bad", turn.error);
+    if (size) said.append(read);
   } else {
     tell("soft", "the end");
     tell(mood(run.outcome), `${run.outcome} after ${steps}, reward ${number(run.reward)}`);

@@ -28,10 +28,23 @@ def test_instances_come_task_by_task_and_the_episodes_of_a_group_are_neighbours(
     assert keys == [("a", 105, 3), ("a", 105, 4), ("b", 105, 3), ("b", 105, 4)]
 
 
+def test_of_a_task_with_fewer_instances_all_are_played_and_a_line_says_so(capsys):
+    class Few(type(WORLD)):
+        def instances(self, task, split):
+            return super().instances(task, split)[: {"a": 2}.get(task)]
+
+    assert split_instances(Few(), {"a": 9, "b": 3}, "test") == [
+        *(("a", seed) for seed in (100, 101)),
+        *(("b", seed) for seed in (100, 101, 102)),
+    ]
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "a has 2" in said and "b" not in said.split("a has 2")[1]
+
+
 @pytest.mark.parametrize(
     "refused, names",
     [
-        (lambda: split_instances(WORLD, {"a": 2, "b": 3}, "test", 98), "test"),
+        (lambda: split_instances(WORLD, {"a": 2, "b": 3}, "test", 100), "test"),
         (lambda: split_instances(WORLD, {"a": 1}, "train"), "'train'"),
         (lambda: with_shots([Job("a", 1, 0, 8)], [golden(2)], 1), "a: 0 solved"),
         (lambda: with_golden_steps([Job("stairs", 9, 0, 8)], [golden(1)]), "golden"),

@@ -14,7 +14,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from process_tree import alive, children, wait_for
 
-from envs.gym import MiniWoBEnv
+import envs
+from envs.gym import MiniWoBEnv, WorldEnv
 from envs.miniwob.browser.shared import SHARED
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import EnvError
@@ -95,8 +96,10 @@ def test_gymnasiums_own_checker_has_nothing_to_say(up, render_mode):
 
 
 def test_every_task_is_registered():
-    names = {name for name in gymnasium.registry if name.startswith("minidpo/")}
-    assert names == {f"minidpo/miniwob-{task}-v0" for task in SUITES["all"]}
+    registered = {name for name in gymnasium.registry if name.startswith("minidpo/")}
+    every = [(name, task) for name in envs.names() for task in envs.world(name).suites["all"]]
+    assert registered == {f"minidpo/{name}-{task}-v0" for name, task in every}
+    assert {f"minidpo/miniwob-{task}-v0" for task in SUITES["all"]} < registered
     assert gymnasium.make("envs.gym:" + BUTTON).unwrapped.task == "click-button"
 
 
@@ -172,11 +175,11 @@ def test_threads_share_one_browser_and_see_what_each_would_alone(down):
 
 
 def test_the_browser_goes_with_the_last_environment(down):
-    envs = [gymnasium.make(BUTTON) for _ in range(3)]
-    for env in envs:
+    three = [gymnasium.make(BUTTON) for _ in range(3)]
+    for env in three:
         env.reset(seed=0)
     assert drivers() == 1 and len(SHARED._open) == 3
-    for env in envs:
+    for env in three:
         assert drivers() == 1
         env.close()
         env.close()
@@ -240,9 +243,112 @@ def test_a_process_that_forgets_to_close_leaves_no_chromium():
 )
 def test_it_runs_in_vectors_even_while_this_process_has_a_browser(env, vector):
     expected = [env.reset(seed=seed)[0] for seed in (3, 4)]
-    envs = vector([lambda: gymnasium.make(BUTTON)] * 2)
-    seen, _ = envs.reset(seed=[3, 4])
+    both = vector([lambda: gymnasium.make(BUTTON)] * 2)
+    seen, _ = both.reset(seed=[3, 4])
     assert [{name: seen[name][i] for name in seen} for i in (0, 1)] == expected
-    assert envs.step([right(each) for each in expected])[1].tolist() == [1.0, 1.0]
-    envs.close()
+    assert both.step([right(each) for each in expected])[1].tolist() == [1.0, 1.0]
+    both.close()
     assert env.reset(seed=3)[0] == expected[0]
+
+
+# ---- worlds without a browser ----
+
+TEXT = {"toy": "open-three", "textcraft": "depth-2", "babyai": "GoToRedBall"}
+
+
+@pytest.fixture(params=TEXT)
+def text_world(request):
+    world = envs.world(request.param)
+    try:
+        world.require()
+    except ValueError as missing:
+        pytest.skip(str(missing))
+    return world
+
+
+def golden(env, seed, split="rollouts"):
+    """Observations, rewards and ends of an episode by the expert, and its last info."""
+    world = env.unwrapped.world
+    seen, info = env.reset(seed=seed, options={"split": split})
+    expert, done, turns = world.expert(info["task"], info["seed"]), [], []
+    while info["outcome"] is None:
+        action = expert(envs.protocol.Observation(seen["instruction"], seen["page"]), done).action
+        done.append(action)
+        seen, *end, info = env.step(world.render(action))
+        turns.append((seen, *end))
+    return turns, info
+
+
+def test_gymnasiums_checker_has_nothing_to_say_of_other_worlds(text_world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        name = f"minidpo/{text_world.name}-{TEXT[text_world.name]}-v0"
+        with gymnasium.make(name, render_mode="ansi") as env:
+            check_env(env.unwrapped, skip_close_check=True)
+            assert env.reset(seed=1)[0]["page"] in env.render()
+
+
+def test_an_episodes_rewards_sum_up_to_the_worlds_own(text_world):
+    with WorldEnv(text_world.name, TEXT[text_world.name]) as env:
+        turns, info = golden(env, 3, "test")
+        assert info["outcome"] == "solved" and info["turns"] == len(turns)
+        assert info["seed"] == text_world.instances(TEXT[text_world.name], "test")[3]
+        assert sum(turn[1] for turn in turns) == pytest.approx(info["raw_reward"]) == 1.0
+        assert [turn[2:] for turn in turns] == [(False, False)] * (len(turns) - 1) + [(True, False)]
+        again, _ = env.reset(seed=3, options={"split": "test"})
+        seen, *end, info = env.step("hm")
+        assert seen == {**again, "error": seen["error"]} and seen["error"]
+        assert end == [0.0, False, False] and info["turns"] == 1
+        with pytest.raises(TypeError, match="a text like"):
+            env.step(3)
+
+
+def test_a_world_goes_to_its_limit_and_in_threads_and_processes(text_world):
+    name, task = text_world.name, TEXT[text_world.name]
+
+    def whole(seed):
+        with WorldEnv(name, task) as env:
+            return golden(env, seed)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(whole, (1, 2))) == [whole(1), whole(2)]
+    with WorldEnv(name, task) as env:
+        first = env.reset(seed=4)[0]
+        limit = text_world.step_limit(task)
+        assert [env.step("hm")[3] for _ in range(limit)] == [False] * (limit - 1) + [True]
+        make = [lambda: gymnasium.make(f"minidpo/{name}-{task}-v0")]
+        vector = AsyncVectorEnv(make, shared_memory=False)
+        assert vector.reset(seed=[4])[0]["page"][0] == first["page"]
+        vector.close()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [({"world": "toys", "task": "open-one"}, "did you mean toy"),
+     ({"world": "toy", "task": "open-on"}, "did you mean open-one"),
+     ({"world": "toy", "task": "open-one", "split": "base"}, "the splits are demos"),
+     ({"world": "toy", "task": "open-one", "render_mode": "png"}, "render_mode is one of")],
+)  # fmt: skip
+def test_a_world_that_cannot_be_made_is_refused_with_the_way_out(given, message):
+    with pytest.raises(ValueError, match=message):
+        WorldEnv(**given)
+
+
+def test_without_a_worlds_package_its_tasks_are_registered_and_a_line_says_what_is_missing():
+    """Nor does a process that forgets to close say anything more."""
+    code = """if True:
+        import sys
+        for package in ("textcraft", "scienceworld", "textworld_express", "py4j"):
+            sys.modules[package] = None
+        import gymnasium, envs.gym
+        toy = gymnasium.make("minidpo/toy-open-one-v0")
+        toy.reset(seed=0)
+        try:
+            gymnasium.make("minidpo/scienceworld-boil-v0").reset(seed=0)
+        except ValueError as error:
+            print(error)"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True, capture_output=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.count("\n") == 1 and "scienceworld" in done.stdout

@@ -2,29 +2,50 @@
 
 import asyncio
 import random
-from itertools import pairwise
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import envs
-from envs.protocol import MISTAKES, ActionError, EnvError, Observation
+from envs.panel import panel
+from envs.protocol import MISTAKES, SPLITS, ActionError, EnvError, Observation
 from minidpo.acting.jobs import Job, split_instances
 from minidpo.acting.policies import ExpertPolicy, Reply
 from minidpo.acting.rollout import ENV_TRIES, play
 from minidpo.data.prompt import understand
+from minidpo.experiment import ExperimentOptions
 
 WORLDS = {  # with the tasks that are played here
     "toy": envs.resolve(envs.world("toy"), "all"),
     "miniwob": ("click-button", "login-user", "click-checkboxes"),
+    "babyai": ("GoToRedBall", "OpenRedDoor", "UnlockPickup"),
+    "textcraft": ("depth-1", "depth-2", "depth-4"),
+    # the first pages of other tasks may be those of another variation, or paid already
+    "scienceworld": ("power-component", "identify-life-stages-2"),
+    "textworld_express": ("arithmetic", "simonsays", "peckingorder"),
 }
-SPLITS = ("demos", "rollouts", "validation", "test")
+EXTRAS = (
+    "babyai",
+    "textcraft",
+    "scienceworld",
+    "textworld_express",
+)  # skipped where they are not set up
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def world(request):
-    return envs.world(request.param)
+    try:
+        world = envs.world(request.param)
+        if request.param in EXTRAS:
+            world.require()
+    except ValueError as missing:
+        if request.param not in EXTRAS:
+            raise
+        pytest.skip(str(missing))
+    return world
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +82,12 @@ def test_every_task_and_seed_has_its_place(world):
     assert {task for suite in world.suites.values() for task in suite} == {*world.suites["all"]}
     assert {*world.experts} <= {*world.suites["all"]}
     assert all(world.step_limit(task) > 0 for task in world.suites["all"])
-    assert {*SPLITS} <= {*world.seeds}
-    ranges = sorted((min(seeds), max(seeds)) for seeds in world.seeds.values())
-    assert all(last < first for (_, last), (first, _) in pairwise(ranges))
+    for task in world.suites["all"]:
+        splits = [world.instances(task, split) for split in SPLITS]
+        assert all(splits)
+        for one, other in combinations(splits, 2):
+            apart = one[-1] < other[0] or other[-1] < one[0]  # a set of a million seeds takes long
+            assert apart or {*one}.isdisjoint(other)
 
 
 def test_the_prompt_shows_an_answer_that_can_be_used(world):
@@ -117,10 +141,10 @@ def test_a_mistake_has_a_name(world, instances):
     assert failed
     for episode in failed:
         assert episode.outcome in ("failed", "limit")
-        turn = episode.turns[0]
-        seen = Observation(episode.instruction, turn.observation)
-        wanted = world.experts[episode.task](seen, []).action
-        assert world.mistake(seen, wanted, wanted, ended=True) in MISTAKES
+        for turn in (turn for turn in episode.turns if turn.action):
+            seen = Observation(episode.instruction, turn.observation)
+            done = world.parse(turn.action)
+            assert world.mistake(seen, done, done, ended=True) in MISTAKES
 
 
 def test_a_world_that_breaks_is_no_episode_and_no_reward(world, instances):
@@ -148,7 +172,7 @@ def test_pictures_are_of_the_same_episodes(world, instances):
         async with world.open(1) as (plain,), world.pictures(1) as (camera,):
             seen = await camera.reset(task, seed)
             assert seen == await plain.reset(task, seed)
-            action = world.experts[task](seen, []).action
+            action = world.expert(task, seed)(seen, []).action
             marks = await camera.marks(action)
             before = await camera.screenshot()
             assert await camera.step(action) == await plain.step(action)
@@ -157,6 +181,16 @@ def test_pictures_are_of_the_same_episodes(world, instances):
     marks, before, after = asyncio.run(pictured())
     assert before.startswith(b"\x89PNG") and before != after
     assert marks and all(len(mark) == 4 for mark in marks)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_panel_of_the_experiments_defaults_is_the_one_in_the_docs(name):
+    world = envs.world(name)
+    defaults = {"validation": ExperimentOptions.validation, "test": ExperimentOptions.episodes}
+    found = panel(world, world.suites["all"], defaults)
+    told = [of_split["sha256"][:16] for of_split in found.values()]
+    text = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
+    assert f"| `{name}` | `{told[0]}` | `{told[1]}` |" in text
 
 
 @pytest.mark.parametrize(

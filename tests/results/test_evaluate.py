@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import envs
+from envs import panel
 from minidpo.acting.collect import play_to_file
 from minidpo.acting.jobs import make_jobs, split_instances
 from minidpo.acting.policies import expert_policy
@@ -50,6 +51,7 @@ def test_agents_play_the_same_held_out_instances_and_go_on_where_they_stopped(
     result = evaluate.evaluate(command)
     assert read_json(command.out / "result.json") == {"version": 2, **result}
     assert (result["world"], result["comparison"]["n"]) == ("toy", 2)
+    assert result["panel"] == {"test": panel.sha256((TASK, seed) for seed in TOY.seeds["test"][:2])}
     assert sum(result["agents"]["sft"]["causes"].values()) == 2
     for name in ("base", "sft"):
         played = read(command.out / f"{name}.jsonl")
