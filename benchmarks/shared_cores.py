@@ -90,6 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0, help="for each case and turn")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument(
+        "--ways", default=",".join(WAYS), help="to wait; libgomp and ours among them"
+    )
     parser.add_argument("--work", choices=("train", "play"), help="used by the script itself")
     parser.add_argument("--out", type=Path, default=RESULTS / "shared_cores.json")
     args = parser.parse_args()
@@ -101,7 +104,10 @@ def main() -> None:
     figures: dict[str, float] = {"threads": torch.get_num_threads()}
     companions = {"alone": None, "beside": BUSY}
     for (name, command), work, _, (way, setting) in product(
-        companions.items(), works, range(args.turns), WAYS.items()
+        companions.items(),
+        works,
+        range(args.turns),
+        [(way, WAYS[way]) for way in args.ways.split(",")],
     ):
         again = [sys.executable, __file__, "--work", work, "--seconds", str(args.seconds)]
         with beside(command):
