@@ -72,7 +72,9 @@ class Chat:
         self._cutter = cutter(token.content for token in self.added.values())
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.with_tools = functools.cache(self._with_tools)
-        closing, opening = self.template.closing("assistant"), self.template.opening("user")
+        # some templates leave the last answer open
+        closing = self.template.closing("assistant") or self.template.before("assistant", "user")
+        opening = self.template.opening("user")
         if min(len(self._parts([closing])), len(self._parts([opening]))) < 3:
             if template is None:
                 raise ValueError("no chat template is here: put chat_template.jinja beside it")
@@ -238,6 +240,8 @@ class Chat:
                 body = None
             last = message.role
         end = template.opening(last) if opened else template.closing(last)
+        if body is not None and not end.startswith(self.end_text):  # a last answer left open
+            end = self.end_text
         given = self._ids([*between, self._behind(body, end)])
         return Dialogue(ids + given, turns + [-1] * len(given))
 

@@ -140,6 +140,9 @@ MADE_UP = {
     f"{{% endfor %}}{ASKED}",
     "trims": "{% for m in messages %}{{ bos_token if loop.first }}{{ '<|' + m.role + '|>' }}"
     "{{ m.content | trim + '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}",
+    "leaves the last open": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{% if add_generation_prompt or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    + ASKED,
     "knows no generation prompt": f"{{% for m in messages %}}{{{{ {TURN} }}}}{{% endfor %}}",
     "marks the agent's words": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% generation %}"
     "{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% endfor %}" + ASKED,
@@ -255,6 +258,13 @@ def test_tools_and_their_calls_are_written_by_the_template_and_only_calls_are_th
         tiny.chat().prompt(ours[:2], json.dumps(tools))
     with pytest.raises(ValueError, match="calls of tools"):
         tiny.chat().prompt(ours)
+
+
+def test_an_answer_is_closed_where_a_template_leaves_the_last_open():
+    chat = chat_with(MADE_UP["leaves the last open"])
+    ids, owners = chat.dialogue([Message("user", "go"), Message("assistant", "yes")])
+    assert chat.decode([i for i, owner in zip(ids, owners) if owner == 0]) == "yes"
+    assert ids[-1] == chat.end and owners[-1] == 0
 
 
 def test_what_a_template_does_besides_joining_is_said():
