@@ -7,28 +7,23 @@ As root it takes Debian's package. Elsewhere one line says what to do. `make set
 
 import os
 import shutil
-import subprocess
 import sys
 
+from envs import packages
 from envs.jvm import java_path, java_version
 
 APT = [["apt-get", "update"], ["apt-get", "install", "-y", "default-jre-headless"]]
 
 
+def find_java() -> None:
+    """Say which Java there is. Raises ValueError if there is none that is new enough."""
+    print(f"{java_path()} is Java {java_version(java_path())}")
+
+
 def main() -> int:
     """Returns the exit code: 0, or 2 after one line on what to do."""
     may_install = os.geteuid() == 0 and shutil.which("apt-get")
-    for commands in ([], APT if may_install else []):
-        for command in commands:
-            print("+", *command, flush=True)
-            subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
-        try:
-            print(f"{java_path()} is Java {java_version(java_path())}")
-            return 0
-        except ValueError as error:
-            reason = error
-    print(reason, file=sys.stderr)
-    return 2
+    return packages.install([[], APT] if may_install else [[]], find_java)
 
 
 if __name__ == "__main__":

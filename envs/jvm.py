@@ -17,11 +17,12 @@ import shutil
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envs import packages
-from envs.protocol import Env, EnvError, Observation, Outcome
+from envs import free_text, packages
+from envs.protocol import Env, EnvError, Observation, Outcome, World
 
 OPTIONS = [
     "-Xmx512m",
@@ -242,6 +243,23 @@ async def opened(places: Sequence[Place]) -> AsyncIterator[Sequence[Env]]:
     finally:
         for place in places:
             place.close()
+
+
+class JavaWorld(World):
+    """What the worlds in Java share. A world derives from it and names its JVM and its kind of place."""
+
+    java: Java
+    place: type[Place]
+    shows_state = False
+    parse, render = staticmethod(free_text.parse), staticmethod(free_text.render)
+
+    def require(self, watch: bool = False) -> None:
+        """Raises ValueError, in one line, if a package is missing or Java is missing or too old."""
+        self.java.require()
+
+    def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
+        """Places in one JVM."""
+        return opened([self.place(self.java) for _ in range(places)])
 
 
 def java_path() -> str:

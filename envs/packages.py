@@ -1,7 +1,13 @@
-"""Packages that a world needs and that are no requirement of the others."""
+"""What a world needs and others do not: its package, and programs that are installed."""
 
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from envs.protocol import EnvError
 
 
 def require(package: str, version: str, *others: str) -> None:
@@ -22,3 +28,19 @@ def require(package: str, version: str, *others: str) -> None:
             f"this world is {name} {version}, and {found} is installed, whose episodes may be "
             f"others: pip install {name}=={version}"
         )
+
+
+def install(ways: Sequence[Sequence[list[str]]], find: Callable[[], object]) -> int:
+    """Run the commands of each way until `find` raises nothing. Returns the exit code: 0, or 2 after what it said
+    last."""
+    for way in ways:
+        for command in way:
+            print("+", *command, flush=True)
+            subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+        try:
+            find()
+            return 0
+        except (EnvError, ValueError) as error:
+            reason = error
+    print(reason, file=sys.stderr)
+    return 2

@@ -9,11 +9,10 @@ anything opens a page.
 
 import os
 import shutil
-import subprocess
 import sys
 
+from envs import packages
 from envs.miniwob.browser.chromium import find_chromium
-from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
 # the libraries need root or sudo
@@ -36,17 +35,7 @@ def ways() -> list[list[list[str]]]:
 
 def main() -> int:
     """Try each way until there is a Chromium. Returns the exit code: 0, or 2 after one line on what to do."""
-    for way in ways():
-        for command in way:
-            print("+", *command, flush=True)
-            subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
-        try:
-            find_chromium()
-            return 0
-        except EnvError as error:
-            reason = error
-    print(reason, file=sys.stderr)
-    return 2
+    return packages.install(ways(), find_chromium)
 
 
 if __name__ == "__main__":

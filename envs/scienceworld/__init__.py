@@ -20,12 +20,10 @@ The game is the package `scienceworld` 1.2.3 (Apache-2.0), which needs Java (`en
 import functools
 import re
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
-from envs import free_text
 from envs.golden import follow, in_words
-from envs.jvm import Game, Java, Place, opened
-from envs.protocol import Env, Expert, Outcome, World
+from envs.jvm import Game, Java, JavaWorld, Place
+from envs.protocol import Expert, Outcome
 from envs.scienceworld.tasks import TASKS
 
 JAVA = Java(
@@ -119,16 +117,14 @@ def golden_path(task: str, seed: int) -> tuple[str, ...]:
     return JAVA.ask(solve)
 
 
-class ScienceWorld(World):
+class ScienceWorld(JavaWorld):
     """The tasks as `minidpo` sees them."""
 
     name = "scienceworld"
     suites = {"all": tuple(TASKS)}
     experts = tuple(TASKS)
-    shows_state = False
+    java, place = JAVA, House
     system_prompt = SYSTEM_PROMPT
-    parse, render = staticmethod(free_text.parse), staticmethod(free_text.render)
-    require = staticmethod(lambda watch=False: JAVA.require())
 
     def instances(self, task: str, split: str) -> Sequence[int]:
         """The numbers of its variations; they differ by task."""
@@ -147,10 +143,6 @@ class ScienceWorld(World):
     def step_limit(self, task: str) -> int:
         """Twice the longest golden path of its training variations, at most 120."""
         return min(120, 2 * TASKS[task].longest)
-
-    def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
-        """Houses in one JVM."""
-        return opened([House(JAVA) for _ in range(places)])
 
 
 WORLD = ScienceWorld()

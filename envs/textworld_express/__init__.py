@@ -15,13 +15,10 @@ The game is the package `textworld_express` 1.1.0 (Apache-2.0), which needs Java
 
 import functools
 import json
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
-from envs import free_text
 from envs.golden import follow, in_words
-from envs.jvm import Game, Java, Place, opened
-from envs.protocol import Env, Expert, Outcome, World
+from envs.jvm import Game, Java, JavaWorld, Place
+from envs.protocol import Expert, Outcome
 
 JAVA = Java(
     "textworld_express",
@@ -139,17 +136,15 @@ def walk(game: Game, task: str, seed: int, number: int) -> tuple[str, ...]:
     return tuple(done._2())[1:] if done._1() else ()  # new_game has looked around before
 
 
-class TextWorldExpress(World):
+class TextWorldExpress(JavaWorld):
     """The games as `minidpo` sees them."""
 
     name = "textworld_express"
     suites = {"all": tuple(LONGEST)}
     seeds = SEEDS
     experts = tuple(LONGEST)
-    shows_state = False
+    java, place = JAVA, Room
     system_prompt = SYSTEM_PROMPT
-    parse, render = staticmethod(free_text.parse), staticmethod(free_text.render)
-    require = staticmethod(lambda watch=False: JAVA.require())
 
     def expert(self, task: str, seed: int) -> Expert:
         """It follows the game's golden path."""
@@ -158,10 +153,6 @@ class TextWorldExpress(World):
     def step_limit(self, task: str) -> int:
         """Twice the longest golden path, at most 120."""
         return min(120, 2 * LONGEST[task])
-
-    def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
-        """Rooms in one JVM."""
-        return opened([Room(JAVA) for _ in range(places)])
 
 
 WORLD = TextWorldExpress()

@@ -129,8 +129,7 @@ class Chat:
 
     def _compare(self) -> None:
         """Raises ValueError where our ids differ from those of the template's text as a whole."""
-        if difference := self.template.misfit():
-            raise ValueError(f"the chat template does more than join messages, {difference}")
+        self.template.require_join()
         for messages in self.template.conversations():
             ours = self.prompt([Message(**message) for message in messages])
             text = self.template.render(messages, opened=True)
@@ -151,8 +150,7 @@ class Chat:
         asked = [{"role": "user", "content": "page"}]
         if template.render(asked) == self.template.render(asked):
             raise ValueError("the chat template does not tell which tools there are")
-        if difference := template.misfit():
-            raise ValueError(f"the chat template does more than join messages, {difference}")
+        template.require_join()
         return template
 
     def encode(self, text: str) -> list[int]:

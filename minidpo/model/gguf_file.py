@@ -331,6 +331,6 @@ def tokenizer_of(path: Path) -> Tokenizer:
 def template_of(path: Path) -> tuple[str | None, dict[str, str]]:
     """The chat template in the file's metadata, or None, and what its names of tokens stand for."""
     names = value(path, "tokenizer.ggml.tokens")
-    ids = {name: value(path, f"tokenizer.ggml.{name}_token_id", -1) for name in ("bos", "eos")}
-    tokens = {f"{name}_token": names[id] for name, id in ids.items() if id >= 0}
+    ids = {key: value(path, f"tokenizer.ggml.{name}", -1) for key, name in TOKEN_IDS.items()}
+    tokens = {key.removesuffix("_id"): names[id] for key, id in ids.items() if id >= 0}
     return value(path, "tokenizer.chat_template", "") or None, tokens

@@ -2,7 +2,7 @@
 
 A template is a program in Jinja that turns a conversation into text. Here it is run on short conversations whose
 contents are marks, and what stands before, between and behind the marks is taken down. So nothing is guessed
-from the name of a family or from the words of a template. `misfit` compares whole conversations with the pieces
+from the name of a family or from the words of a template. `require_join` compares whole conversations with the pieces
 put together: a template that does more than join messages is found out.
 """
 
@@ -202,14 +202,14 @@ class Template:
                     for n, role in enumerate(roles)
                 ]
 
-    def misfit(self) -> str | None:
-        """Where the pieces put together first differ from what the template writes; None if nowhere."""
+    def require_join(self) -> None:
+        """Raises ValueError if the pieces put together are not what the template writes."""
         for messages in self.conversations():
             theirs = {opened: self.render(messages, opened) for opened in (True, False)}
             opened = theirs[True] != theirs[False]  # some know no generation prompt
             if theirs[opened] != (ours := self.joined(messages, opened, own=True)):
-                return first_difference(ours, theirs[opened])
-        return None
+                difference = first_difference(ours, theirs[opened])
+                raise ValueError(f"the chat template does more than join messages, {difference}")
 
     def not_followed(self) -> list[str]:
         """What the template does besides joining messages, and what is done here instead."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from envs import packages
 from envs.miniwob import install
 from envs.protocol import EnvError
 
@@ -29,7 +30,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(
             install.shutil, "which", lambda name: f"/usr/bin/{name}" if apt else None
         )
-        monkeypatch.setattr(install.subprocess, "run", run)
+        monkeypatch.setattr(packages.subprocess, "run", run)
         monkeypatch.setattr(install, "find_chromium", find_chromium)
         return ran
 

@@ -247,27 +247,26 @@ def test_an_index_cannot_point_outside_its_folder(sharded, tmp_path):
 # the hub
 
 
-def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    repository = tmp_path / "models--someone--tiny"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("0" * 40)
-    tiny.checkpoint(repository / "snapshots" / ("0" * 40))
-    save(a_model(), repository / "snapshots" / ("0" * 40))
-    assert locate("someone/tiny") == repository / "snapshots" / ("0" * 40)
-    same(load("someone/tiny"), a_model())
-
-
 @pytest.fixture
-def cached(tmp_path, monkeypatch):
+def snapshot(tmp_path, monkeypatch):
     """A model in the hub's cache, without a network."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "models--someone--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
-    snapshot = tiny.checkpoint(repository / "snapshots" / ("0" * 40))
+    return tiny.checkpoint(repository / "snapshots" / ("0" * 40))
+
+
+def test_a_hub_id_is_served_from_the_cache_when_offline(snapshot):
+    save(a_model(), snapshot)
+    assert locate("someone/tiny") == snapshot
+    same(load("someone/tiny"), a_model())
+
+
+@pytest.fixture
+def cached(snapshot):
+    """The same in several files."""
     (snapshot / "model.safetensors").unlink()
     save(a_model(), snapshot, max_shard_bytes=40_000)
     return snapshot
