@@ -25,7 +25,7 @@ def generate(
     asked: dict[int, int] = {}  # the request that each row answers
     answers: dict[int, Answer] = {}
     while len(answers) < len(requests):
-        for row in range(len(sampler.texts)):
+        for row in range(len(sampler.texts.rows)):
             if waiting and row not in sampler.busy:
                 asked[row], request = waiting.popleft()
                 sampler.ask(row, request)

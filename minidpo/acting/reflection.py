@@ -33,7 +33,7 @@ def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
     words = [""] * len(failed)
     asked: dict[int, int] = {}  # the episode that each page of the sampler answers to
     while waiting or asked:
-        for page in range(len(policy.sampler.order)):
+        for page in range(len(policy.sampler.texts.rows)):
             if page not in asked and waiting:
                 number = next(iter(waiting))
                 policy.sampler.ask(page, waiting.pop(number))

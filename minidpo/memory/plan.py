@@ -36,7 +36,7 @@ from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
 from minidpo.model.head import GPU_TILE, token_logps
-from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
+from minidpo.model.sampling import DRAWN, KEPT, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
 
 # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
@@ -168,7 +168,8 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     weights = weights_of(model)
     if not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
-    kv = _keys_and_values(config, pages * tokens) * setup.dtype.itemsize
+    places = pages if setup.cuda or pages == 1 else KEPT * pages
+    kv = _keys_and_values(config, places * tokens) * setup.dtype.itemsize
     if (
         not setup.cuda
         and not setup.machine.quantize

@@ -33,18 +33,18 @@ class KVCache:
             None  # (N,) each new token's row; None: one text a row. See `at`
         )
 
-    def show(self, columns: int, behind: int = 0) -> None:
+    def show(self, columns: int) -> None:
         """Let each pass from now on see so many columns; memory grows if needed. Of each row its tokens are
-        kept, and so many columns `behind` them, which hold what it has read and may yet take back."""
+        kept."""
         available = self.keys.shape[3]
         if columns > available:  # half as much again: growing copies everything
             room = max(columns, available * 3 // 2)
             room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
-            self.keys = self._grown(self.keys, room, behind)
-            self.values = self._grown(self.values, room, behind)  # after the old keys are freed
+            self.keys = self._grown(self.keys, room)
+            self.values = self._grown(self.values, room)  # after the old keys are freed
         self.columns = columns
 
-    def _grown(self, memory: Tensor, room: int, behind: int) -> Tensor:
+    def _grown(self, memory: Tensor, room: int) -> Tensor:
         """The same with `room` columns, the new ones 0. On a CPU only what rows hold is copied, into mapped
         memory, which takes none until it is written to: so one long row does not make all rows long."""
         if not self.row_by_row:
@@ -53,7 +53,7 @@ class KVCache:
         memory_map = mmap(-1, L * B * K * room * D * memory.itemsize)
         grown = torch.frombuffer(memory_map, dtype=memory.dtype).view(L, B, K, room, D)
         for b, length in enumerate(self.lengths.tolist()):
-            held = memory[:, b, :, : length + behind]
+            held = memory[:, b, :, :length]
             grown[:, b, :, : held.shape[2]] = held
         return grown
 
@@ -64,12 +64,12 @@ class KVCache:
         part.lengths = self.lengths[first:end]
         return part
 
-    def at(self, rows: Tensor, ahead: Tensor) -> "KVCache":
-        """The cache for a pass over N tokens, ids (N,1). Token n is written to row rows[n], ahead[n] columns
-        after the row's last token, and sees the row up to itself. rows and ahead (N,)."""
+    def at(self, rows: Tensor, columns: Tensor) -> "KVCache":
+        """The cache for a pass over N tokens, ids (N,1). Token n is written to row rows[n] and columns[n], and
+        sees the row up to itself. rows and columns (N,)."""
         assert self.row_by_row, "where all rows are attended at once, each has one new token"
         part = copy(self)
-        part.lengths, part.places = self.lengths[rows] + ahead, rows
+        part.lengths, part.places = columns, rows
         return part
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -106,10 +106,10 @@ class KVCache:
         """Positions of T new tokens a row, (B,T)."""
         return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
 
-    def copy_row(self, source: int, b: int, length: int) -> None:
-        """Row b begins anew with the first `length` tokens of another row, or keeps its own."""
+    def copy_row(self, source: int, b: int, start: int, length: int) -> None:
+        """Row b has then the first `length` tokens of another row, as it has the first `start` before."""
         for memory in (self.keys, self.values) if source != b else ():
-            memory[:, b, :, :length] = memory[:, source, :, :length]
+            memory[:, b, :, start:length] = memory[:, source, :, start:length]
         self.lengths[b] = length
 
     def swap(self, a: int, b: int, length: int) -> None:

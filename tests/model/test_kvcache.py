@@ -65,7 +65,7 @@ def test_what_a_row_has_read_serves_others_which_forget_what_they_held(seed, sha
     read(cache, [torch.cat([prompt, beyond]), *rest])
     before = cache.keys[:, 0].clone(), cache.values[:, 0].clone()
     for b in range(len(rest) + 1):
-        cache.copy_row(0, b, shared)
+        cache.copy_row(0, b, 0, shared)
     assert torch.equal(cache.keys[:, 0], before[0]) and torch.equal(cache.values[:, 0], before[1])
     for row, hidden in zip([rest[0], *rest], read(cache, [rest[0], *rest])):
         full = MODEL(torch.cat([prompt, row])[None])[0, shared:]

@@ -19,6 +19,7 @@ from minidpo.model.chat import Dialogue
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
+from minidpo.model.shared_texts import Texts
 from minidpo.model.step_graphs import StepGraphs
 
 V, STOP = 23, 4
@@ -137,6 +138,104 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     assert [answers[row] for row in range(len(sizes))] == expected
 
 
+def attempts(seed, rows, turns, budget=6):
+    """For each of the rows, the pages of an episode and uniform numbers for each answer: of few kinds, so that
+    rows often agree for a while."""
+    rng = random.Random(seed)
+    pages = [tuple(rng.randrange(V) for _ in range(rng.randint(1, 5))) for _ in range(2)]
+    draws = [tuple(rng.random() for _ in range(budget)) for _ in range(2)]
+    return [
+        [
+            (
+                rng.choice(pages),
+                (*rng.choice(draws)[: (cut := rng.randrange(budget))], *rng.choice(draws)[cut:]),
+            )
+            for _ in range(turns)
+        ]
+        for _ in range(rows)
+    ]
+
+
+def played(sampler, episodes, rng):
+    """The answers of each episode. They begin, are dropped and begin anew as chance has it."""
+    waiting, running = list(range(len(episodes))), {}
+    answers = [[] for _ in episodes]
+
+    def ask(row):
+        number = running[row]
+        said, (page, uniforms) = answers[number], episodes[number][len(answers[number])]
+        text = (*said[-1].request.ids, *said[-1].ids) if said else ()
+        sampler.ask(row, Request((*text, *page), uniforms))
+
+    while waiting or running:
+        for row in {*range(len(sampler.texts.rows))} - {*running}:
+            if waiting and rng.random() < 0.5:
+                running[row] = waiting.pop(0)
+                ask(row)
+        for row, answer in sampler.step().items():
+            answers[running[row]].append(answer)
+            if len(answers[running[row]]) == len(episodes[running[row]]):
+                del running[row]
+            else:
+                ask(row)
+        for row in [row for row in running if rng.random() < 0.05]:  # its page failed
+            sampler.drop(row)
+            answers[running[row]].clear()
+            waiting.append(running.pop(row))
+    return answers
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@few
+@given(seeds, st.integers(2, 4), st.integers(1, 9), st.integers(1, 3))
+def test_rows_that_agree_share_their_text_and_say_to_the_last_bit_what_each_says_alone(
+    seed, rows, episodes, turns
+):
+    asked = attempts(seed, episodes, turns)
+    together = played(Sampler(PACKED, rows, STOP), asked, random.Random(seed))
+    alone = [played(Sampler(PACKED, 2, STOP), [each], random.Random(1))[0] for each in asked]
+    assert together == alone
+
+
+@without_guesses
+@few
+@given(seeds, st.integers(2, 6))
+def test_what_several_rows_say_at_once_is_computed_once(seed, rows):
+    asked = [turns[0] for turns in attempts(seed, rows, 1)]
+    sampler, answers = Sampler(EXACT, rows, -1), []
+    reads = read_sizes(
+        lambda: answers.extend(all_of(sampler, [Request(page, u) for page, u in asked]))
+    )
+    texts = {(a.request.ids, a.ids[:n]) for a in answers for n in range(1, len(a.ids))}
+    assert sum(batch for batch, tokens in reads[len({page for page, _ in asked}) :]) == len(texts)
+    later = read_sizes(lambda: answers.extend(all_of(sampler, [answers[0].request])))
+    assert later == []  # all of it is there
+    assert answers[-1] == answers[0]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@few
+@given(seeds, st.integers(2, 4), st.integers(0, 12))
+def test_after_an_interrupt_nothing_half_read_is_taken_for_read(gpu, seed, rows, when):
+    asked = [Request(*turns[0]) for turns in attempts(seed, rows, 1)]
+    sampler = as_on_a_gpu(EXACT, rows) if gpu else Sampler(EXACT, rows, STOP)
+    passes = iter(range(100))
+
+    def interrupt(module, arguments):
+        if next(passes) == when:
+            raise KeyboardInterrupt
+
+    hook = EXACT.model.layers[1].register_forward_pre_hook(interrupt)
+    try:
+        all_of(sampler, asked)
+    except KeyboardInterrupt:
+        for row in range(rows):
+            sampler.drop(row)
+    finally:
+        hook.remove()
+    assert ids_of(all_of(sampler, asked)) == ids_of(generate(EXACT, asked, STOP))
+
+
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def nano(request):
     """The shipped model as it acts: packed."""
@@ -246,7 +345,11 @@ class Replayed(StepGraphs):
 def as_on_a_gpu(model, rows, **changes):
     """A sampler that reads prompts together and replays its steps."""
     sampler = Sampler(model, rows, STOP, **changes)
+    config = model.config
+    dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    sampler.cache = KVCache(rows, dims, model.head_weight.dtype, "cpu")
     sampler.cache.row_by_row, sampler.together = False, True
+    sampler.texts = Texts(sampler.cache, rows, shared=False)
     sampler.graphs = Replayed(model, sampler.cache)
     return sampler
 
