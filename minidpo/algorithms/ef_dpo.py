@@ -4,9 +4,11 @@
     each round: π plays a group of episodes on each of some new instances
                 pairs: of one instance, solved ≻ failed
                 π ← DPO on these pairs, reference: the round's start
+                (`average`: π ← the mean of its weights before and after)
 
 After the report "EF-DPO" (Qwen2-7B-Instruct, 5 demonstrations, 100 SFT and 50 DPO steps, beta 0.1, one round).
-Differs from the report: several rounds are possible, each on new instances.
+Differs from the report: several rounds are possible, each on new instances. The mean: Wortsman et al. 2022,
+arXiv:2109.01903 (WiSE-FT).
 """
 
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ from minidpo.learning.dpo import DPO
 class EFDPO(Exploring):
     """EF-DPO: SFT on a few demonstrations, then DPO on own successes over own failures."""
 
+    average: bool = False
+    "keep the mean of the weights before and after a round: half a step, which seldom does harm"
     dpo: DPO = DPO(steps=50, beta=0.1)
 
 
@@ -31,5 +35,6 @@ def ef_dpo(run: Experiment, o: EFDPO) -> Iterator[Policy]:
     yield policy
     for _ in range(o.rounds):
         played = run.play(policy, run.instances(o.instances), o.group)
-        policy = run.dpo(policy, outcome_pairs(played), o.dpo)
+        trained = run.dpo(policy, outcome_pairs(played), o.dpo)
+        policy = run.average(policy, trained) if o.average else trained
         yield policy
