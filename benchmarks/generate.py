@@ -53,9 +53,9 @@ def timed(call, work: dict):
 
 def ours(work: dict) -> dict:
     """This side: a policy on as many pages as there are prompts."""
-    machine = Machine(**work["machine"])
-    model, chat, name = open_policy(work["model"], None, machine)
     rng, rows = random.Random(1), len(work["prompts"])
+    machine = Machine(**work["machine"], pages=rows)
+    model, chat, name = open_policy(work["model"], None, machine)
     sampling = Sampling(temperature=work["temperature"])
     sampler = ModelPolicy(model, chat, name, "", sampling, pages=rows).sampler
     sampler.stop = -1  # the answers are of one length

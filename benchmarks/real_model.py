@@ -57,28 +57,20 @@ from minidpo.model import checkpoint, gguf_file  # noqa: E402
 from minidpo.model.decoder import Transformer  # noqa: E402
 
 PEERS = (*works.TRL, "xllamacpp")
-SFT_BATCH, RANDOM = 8, "random"
+SFT_BATCH = 8
 
 
 def base_of(args: argparse.Namespace) -> Path:
     """A folder with the model's weights in fp32."""
     base = args.work / "base"
     if not (base / "config.json").is_file():
-        if args.model == RANDOM:
-            checkpoints.make(base, checkpoints.SHAPES["smollm2"])
-        else:
-            checkpoint.save(checkpoint.load(args.model, torch.float32), base, checkpoints.TOKENIZER)
+        checkpoint.save(checkpoint.load(args.model, torch.float32), base, checkpoints.TOKENIZER)
     return base
-
-
-def source_of(args: argparse.Namespace) -> str:
-    """The model that our side opens."""
-    return str(base_of(args)) if args.model == RANDOM else args.model
 
 
 def about(args: argparse.Namespace) -> dict:
     """What the model is, and the SHA-256 of its files."""
-    source = checkpoint.locate(source_of(args))
+    source = checkpoint.locate(args.model)
     with torch.device("meta"):
         model = Transformer(checkpoint.read_config(source)[0])
     found = {"given": args.model, "sha256": dict(files_sha256(str(source)))}
@@ -189,7 +181,7 @@ def sft(args: argparse.Namespace) -> Figures:
     """Tokens a second of both sides, and the memory of training."""
 
     def rows() -> list[dict]:
-        chat, limit = open_chat(source_of(args))
+        chat, limit = open_chat(args.model)
         episodes = read(demonstrations(args))
         dialogues, _ = dialogues_of(episodes, chat, limit, world("miniwob").system_prompt)
         of_each_task = dialogues[::5][:SFT_BATCH]  # the same in each step
@@ -207,7 +199,7 @@ def dpo(args: argparse.Namespace) -> Figures:
     """Pairs a second of both sides, and the memory of training, on rollouts."""
 
     def pairs() -> list[dict]:
-        return works.rollouts(args.work / "rollouts.jsonl", source_of(args))[4:8]
+        return works.rollouts(args.work / "rollouts.jsonl", args.model)[4:8]
 
     yield from training(args, "dpo", 4, pairs, "pairs", len)
 
@@ -232,10 +224,10 @@ def sampling(args: argparse.Namespace, case: str) -> Figures:
     runs += [("floor", dtype, {"dtype": dtype}) for dtype in args.dtypes]
     if "transformers" not in args.missing:
         runs += [("transformers", dtype, {"dtype": dtype}) for dtype in args.dtypes]
-    if "xllamacpp" not in args.missing and args.model != RANDOM:
+    if "xllamacpp" not in args.missing:
         runs += [("llamacpp", name, {"gguf": str(file)}) for name, file in ggufs(args).items()]
     for side, way, settings in runs:
-        model = source_of(args) if side == "minidpo" else str(base)
+        model = args.model if side == "minidpo" else str(base)
         shared = {"model": model, "base": str(base), "device": "cpu", "threads": args.threads}
         work = generate.work_of(case, **shared, **settings, repeats=args.repeats)
         python = args.peer_python if side in ("transformers", "llamacpp") else sys.executable
@@ -269,11 +261,9 @@ def ggufs(args: argparse.Namespace) -> dict[str, Path]:
 def rollouts(args: argparse.Namespace) -> Figures:
     """Episodes a second in each dtype, and how many were solved."""
     adapter, demos, fastest = args.work / "adapter-60", demonstrations(args), 0.0
-    if args.model == RANDOM:
-        raise RuntimeError("random weights solve nothing: give --model")
     model = f"--model {args.model} --machine.dtype {args.dtypes[-1]} --machine.pages 32"
     if not (adapter / "done").is_file():
-        options = f"--sft.steps {args.sft_steps} --sft.lr 5e-4 --sft.warmup 3 --sft.save-every 5"
+        options = "--sft.steps 60 --sft.lr 5e-4 --sft.warmup 3 --sft.save-every 5"
         run_ours(f"train.py sft {model} --data {demos} --out {adapter} {options}")
     for dtype in args.dtypes:
         out = args.work / f"rollouts-{dtype}.jsonl"
@@ -321,12 +311,11 @@ def main() -> None:
     parser.add_argument(
         "--model",
         default=checkpoint.SMOLLM2,
-        help="smollm2, a GGUF file, a folder or a hub id; random: weights in SmolLM2's shape",
+        help="smollm2, a GGUF file, a folder or a hub id",
     )
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps of each training")
     parser.add_argument("--repeats", type=int, default=2, help="of each sampling")
     parser.add_argument("--instances", type=int, default=2, help="of each task in `rollouts`")
-    parser.add_argument("--sft-steps", type=int, default=60, help="before `rollouts`")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dtypes", help="float32, or float32,bfloat16 where that is not slow")
     parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json", help="result file")
@@ -344,14 +333,10 @@ def main() -> None:
         print(
             f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them"
         )
-    if args.model != RANDOM:
-        try:
-            checkpoint.locate(args.model)
-        except ValueError as error:
-            if args.model != checkpoint.SMOLLM2:
-                parser.error(str(error))
-            print(f"{error}; so the weights are random")
-            args.model = RANDOM
+    try:
+        checkpoint.locate(args.model)
+    except ValueError as error:
+        parser.error(str(error))
     name = re.search(r"smollm2|[a-z]+", Path(args.model).name.lower())[0]
     torch.set_num_threads(args.threads)  # for the floor, which is measured here
     there = [name for name in PEERS if name not in args.missing]
