@@ -15,12 +15,15 @@ def generate(
     top_p: float = 1.0,
     max_rows: int = 64,
 ) -> list[Answer]:
-    """Answers in the order of the requests, at most `max_rows` of them at a time.
-
-    Each row writes until `stop` or until its uniforms run out, and then takes the next request.
-    """
+    """Answers in the order of the requests, at most `max_rows` of them at a time."""
     assert max_rows > 0
-    sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
+    rows = min(max_rows, len(requests))
+    return answers_of(Sampler(model, rows, stop, temperature, top_p), requests)
+
+
+def answers_of(sampler: Sampler, requests: Sequence[Request]) -> list[Answer]:
+    """The same of a sampler. Each row writes until its stop or until its uniforms run out, and then takes the
+    next request."""
     waiting = deque(enumerate(requests))
     asked: dict[int, int] = {}  # the request that each row answers
     answers: dict[int, Answer] = {}

@@ -28,13 +28,13 @@ parts stay. What the peer's Python lacks is left out and said.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from parts import Figures, peer_versions, run_parts
@@ -44,10 +44,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import checkpoints  # noqa: E402
-import dpo_step  # noqa: E402
 import generate  # noqa: E402
 import qwen2_7b_cuda  # noqa: E402
 import torch  # noqa: E402
+import works  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
 from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
@@ -60,7 +60,12 @@ from minidpo.system.tensors import to_device  # noqa: E402
 # the files of these tests, because others import packages that such a machine may lack
 GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py")
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
-# shape, dtype, and work of dpo_step.py
+# pairs a step, and the pairs: alone, and those of groups of eight
+PAIRS = {
+    "a": (8, partial(works.synthetic, 192, 48, 64)),
+    "c": (15, partial(works.synthetic, 768, 64, 2, good=3, bad=5)),
+}
+# shape, dtype, pairs
 STEPS = (
     ("smollm2", "bfloat16", "a"),
     ("smollm2", "bfloat16", "c"),
@@ -120,7 +125,7 @@ def random_base(args: argparse.Namespace, shape: str) -> Path:
 def scores(args: argparse.Namespace) -> Figures:
     """The largest difference between log-probs of the CPU and of the device, in nats, both in fp32."""
     base = smollm2(args)
-    pairs = dpo_step.synthetic(192, 48, 2, good=3, bad=5)
+    pairs = works.synthetic(192, 48, 2, good=3, bad=5)
     groups = [
         [
             Dialogue(pair["prompt_ids"] + pair[side], [-1] * 192 + [0] * 48)
@@ -189,46 +194,31 @@ def kernels(args: argparse.Namespace) -> Figures:
 def steps(args: argparse.Namespace) -> Figures:
     """Pairs a second and the peak of training on both sides, and the ratios."""
     cases = (("tiny", "float32", "a"),) if args.tiny else STEPS
-    for shape, dtype, work in cases:
-        folder, name = args.work / f"{shape}-{work}", f"steps_{shape}_{dtype}_{work}"
-        batch = (
-            json.loads((folder / "batch").read_text())
-            if (folder / "batch").is_file()
-            else dpo_step.make_work(work, folder, shape)
+    for shape, dtype, pairs in cases:
+        name, (batch, examples) = f"steps_{shape}_{dtype}_{pairs}", PAIRS[pairs]
+        folder = works.prepare(
+            args.work / f"{shape}-{pairs}", random_base(args, shape), "dpo", examples
         )
-        (folder / "batch").write_text(str(batch))
         options = argparse.Namespace(threads=args.threads, device=args.device, dtype=dtype)
-        work_of_both = folder, batch, options, args.steps
-        runs = {
-            "minidpo": dpo_step.run_side(
-                sys.executable,
-                "minidpo_dpo.py",
-                *work_of_both,
-                "--micro-tokens",
-                str(GPU_MICRO_TOKENS[0]),
-            )
-        }
-        if not args.missing & {"trl", "peft", "transformers", "datasets"}:
-            runs["trl"] = dpo_step.run_side(args.peer_python, "trl_dpo.py", *work_of_both)
+        both = folder, batch, options, args.steps
+        large = "--micro-tokens", str(GPU_MICRO_TOKENS[0])
+        runs = {"minidpo": works.run_side(sys.executable, "minidpo_side.py", *both, *large)}
+        if not args.missing & {*works.TRL}:
+            runs["trl"] = works.run_side(args.peer_python, "trl_side.py", *both)
         figures = {}
         for side, run in runs.items():
+            rate, memory = batch / works.step_s(run), works.training_mib(run)
             figures |= {
-                f"{name}_{side}_pairs_per_s": batch / dpo_step.step_s(run),
+                f"{name}_{side}_pairs_per_s": rate,
                 f"{name}_{side}_peak_mib": run["peak_mib"],
-                f"{name}_{side}_training_mib": run["peak_mib"] - run["before_mib"],
+                f"{name}_{side}_training_mib": memory,
                 f"{name}_{side}_last_loss": run["losses"][-1],
             }
-            print(
-                f"{name} {side}: {batch / dpo_step.step_s(run):.1f} pairs/s, {run['peak_mib']:.0f} MiB",
-                flush=True,
-            )
+            print(f"{name} {side}: {rate:.1f} pairs/s, {memory:.0f} MiB", flush=True)
         if "trl" in runs:
-            figures[f"{name}_ratio"] = dpo_step.step_s(runs["trl"]) / dpo_step.step_s(
-                runs["minidpo"]
-            )
-            figures[f"{name}_memory_ratio"] = (
-                figures[f"{name}_minidpo_training_mib"] / figures[f"{name}_trl_training_mib"]
-            )
+            ours, trl = runs["minidpo"], runs["trl"]
+            figures[f"{name}_ratio"] = works.step_s(trl) / works.step_s(ours)
+            figures[f"{name}_memory_ratio"] = works.training_mib(ours) / works.training_mib(trl)
         yield figures
 
 
@@ -255,23 +245,23 @@ def sampling(args: argparse.Namespace) -> Figures:
     """Tokens a second of both sides, greedy alone and side by side, and in groups of eight."""
     base = random_base(args, "tiny" if args.tiny else "smollm2")
     sides = ["minidpo"] if "transformers" in args.missing else ["transformers", "minidpo"]
-    for name, (instances, group, temperature) in generate.CASES.items():
-        prompts = [list(range(10 + n, 10 + n + generate.PROMPT)) for n in range(instances)]
-        work = {
-            "base": str(base),
-            "prompts": [ids for ids in prompts for _ in range(group)],
-            "new": generate.NEW,
-            "temperature": temperature,
-            "repeats": 3,
-            "device": args.device,
-            "dtype": "float32" if args.tiny else "bfloat16",
-            "threads": args.threads,
-        }
+    dtype = "float32" if args.tiny else "bfloat16"
+    for name in generate.CASES:
+        work = generate.work_of(
+            name,
+            model=str(base),
+            base=str(base),
+            machine={"device": args.device, "dtype": dtype},
+            dtype=dtype,
+            device=args.device,
+            threads=args.threads,
+            repeats=4,
+        )
         figures = {}
         for side in sides:
             python = args.peer_python if side == "transformers" else sys.executable
             run = generate.run_side(side, python, work)
-            rate = len(work["prompts"]) * generate.NEW / statistics.median(run["seconds"])
+            rate = len(work["prompts"]) * generate.NEW / statistics.median(run["seconds"][1:])
             figures[f"sampling_{name}_{side}_tokens_per_s"] = rate
             print(f"sampling {name} {side}: {rate:.0f} tokens/s", flush=True)
         if len(sides) == 2:

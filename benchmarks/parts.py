@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from records import command, record
+from records import command, machine_name, record
 
-Figures = Iterator[dict[str, float]]  # a part's, as they are measured
+Figures = Iterator[dict[str, float | str]]  # a part's, as they are measured
 Part = Callable[[argparse.Namespace], Figures]
 
 
@@ -23,21 +23,29 @@ def run_parts(
     args: argparse.Namespace,
     versions: dict[str, str],
     device: str | None = None,
+    about: Callable[[argparse.Namespace], dict] | None = None,
 ) -> None:
     """Run the parts that `args.parts` names and print a table; figures of other parts stay. Exits with 1 if
-    one failed. args.work None: a temporary folder, which is deleted."""
+    one failed. args.work None: a temporary folder, which is deleted. about: what the parts measure."""
     names = args.parts.split(",")
     temporary = args.work is None
     args.work = Path(tempfile.mkdtemp(prefix="parts_")) if temporary else args.work
     args.work.mkdir(parents=True, exist_ok=True)
     old = json.loads(args.out.read_text()) if args.out.is_file() else {"figures": {}, "parts": {}}
     figures, states = old["figures"], old["parts"]
+    circumstances = {
+        "date": date.today().isoformat(),
+        "machine": machine_name(device),
+        "versions": versions,
+        "command": command(),
+    }
+    if about is not None:
+        circumstances["about"] = about(args)
     for name in names:
         print(f"== {name}", flush=True)
         began = time.perf_counter()
-        own = states.get(name, {}).get(
-            "figures", [key for key in figures if key.startswith(f"{name}_")]
-        )
+        prefixed = [key for key in figures if key.startswith(f"{name}_")]  # in the oldest records
+        own = states[name].get("figures", prefixed) if name in states else []
         figures = {key: value for key, value in figures.items() if key not in own}
         states[name] = {"figures": []}
         for found, state in results(parts[name], args):
@@ -45,9 +53,7 @@ def run_parts(
             states[name] = {
                 "state": state,
                 "seconds": round(time.perf_counter() - began),
-                "date": date.today().isoformat(),
-                "versions": versions,
-                "command": command(),
+                **circumstances,
                 "figures": [*states[name]["figures"], *found],
             }
             record(args.out, figures, versions, device, parts=states)
@@ -57,7 +63,7 @@ def run_parts(
     sys.exit(any(states[name]["state"] != "done" for name in names))
 
 
-def results(part: Part, args: argparse.Namespace) -> Iterator[tuple[dict[str, float], str]]:
+def results(part: Part, args: argparse.Namespace) -> Iterator[tuple[dict[str, float | str], str]]:
     """The part's figures as they come, each with its state: "running", then "done" or in a line why not."""
     try:
         for figures in part(args):
@@ -74,12 +80,14 @@ def results(part: Part, args: argparse.Namespace) -> Iterator[tuple[dict[str, fl
         )
 
 
-def table(figures: dict[str, float], states: dict[str, dict]) -> str:
+def table(figures: dict[str, float | str], states: dict[str, dict]) -> str:
     """What was measured, part by part, and what failed."""
     lines = []
     for name, state in states.items():
         lines.append(f"{name}: {state['state']} ({state['seconds']:.0f} s)")
-        lines += [f"  {key:60} {figures[key]:>14,.4g}" for key in sorted(set(state["figures"]))]
+        for key in sorted(set(state["figures"])):
+            value = figures[key] if isinstance(figures[key], str) else f"{figures[key]:,.4g}"
+            lines.append(f"  {key:60} {value:>14}")
     return "\n".join(lines)
 
 

@@ -30,10 +30,10 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-import torch  # dpo_step has put this project on the path
-from dpo_step import make_adapter, run_side, step_s, synthetic
+import torch  # works has put this project on the path
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
+from works import prepare, run_side, step_s, synthetic
 
 from envs import world
 from envs.protocol import Observation
@@ -77,11 +77,8 @@ def trouble(peer: str, parts: list[str]) -> str | None:
 
 
 def make_work(base: Path, work: Path, prompt: int, answer: int) -> None:
-    """A folder for both sides: the base, a first adapter, and a pair for each step."""
-    work.mkdir(parents=True)
-    (work / "base").symlink_to(base.resolve())
-    (work / "pairs.json").write_text(json.dumps(synthetic(prompt, answer, STEPS)))
-    make_adapter(base, work / "adapter")
+    """A folder for both sides, with a pair for each step."""
+    prepare(work, base, "dpo", lambda: synthetic(prompt, answer, STEPS))
 
 
 def planned_gib(base: Path, prompt: int, answer: int) -> float:
@@ -130,14 +127,14 @@ def train(base: Path, work: Path, part: str, device: str, peer: str | None) -> t
         return run_side(python, script, work, 1, options, STEPS, "--four-bit", *more)
 
     for turn in range(REPEATS if part == "dpo" else 1):
-        ours.append(run(sys.executable, "minidpo_dpo.py", "--cache", str(base / "nf4"), *cap))
+        ours.append(run(sys.executable, "minidpo_side.py", "--cache", str(base / "nf4"), *cap))
         print(f"{part} minidpo {turn}: {step_s(ours[-1]):.3f} s a step", flush=True)
         if part == "dpo" and peer:
-            trl = run(peer, "trl_dpo.py", *below)
+            trl = run(peer, "trl_side.py", *below)
             if "out_of_memory" in trl:
                 print(f"TRL does not fit into {CAP_GIB} GiB: once more without the cap", flush=True)
                 below, out_of_memory = [], 1
-                trl = run(peer, "trl_dpo.py")
+                trl = run(peer, "trl_side.py")
             trls.append(trl)
             print(f"{part} trl {turn}: {step_s(trl):.3f} s a step", flush=True)
     name = "minidpo" if part == "dpo" else "minidpo_apart"

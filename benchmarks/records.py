@@ -29,15 +29,15 @@ def command() -> str:
 
 def record(
     out: Path,
-    figures: dict[str, float],
+    figures: dict[str, float | str],
     versions: dict[str, str],
     device: str | None = None,
     **more,
 ) -> None:
-    """Write the figures, to nine digits, with machine (`device`: its GPU), versions, date and command."""
+    """Write the figures, numbers to nine digits, with machine (`device`: its GPU), versions, date and command."""
     result = {
         "figures": {
-            name: value if isinstance(value, int) else float(f"{value:.9g}")
+            name: value if isinstance(value, (int, str)) else float(f"{value:.9g}")
             for name, value in sorted(figures.items())
         },
         "machine": machine_name(device),

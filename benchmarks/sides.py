@@ -1,4 +1,4 @@
-"""What both sides of dpo_step.py share: their options, and how memory is held down and read.
+"""What both sides of a training share: their options, and how memory is held down and read.
 
 Nothing but the standard library and torch, because TRL's side runs in a Python of its own.
 """
@@ -10,27 +10,22 @@ from pathlib import Path
 def options(description: str) -> argparse.ArgumentParser:
     """The options that both sides take."""
     parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--learner", choices=("dpo", "sft"), default="dpo")
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json"
+        "--work", type=Path, required=True, help="folder with base/, adapter/ and LEARNER.json"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument(
-        "--batch", type=int, default=8, help="pairs an optimizer step, in the file's order"
+        "--batch", type=int, default=8, help="examples an optimizer step, in the file's order"
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
     parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
+    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base"
     )
-    return parser
-
-
-def dpo_options(description: str) -> argparse.ArgumentParser:
-    """Those that both sides of DPO take besides."""
-    parser = options(description)
-    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
     parser.add_argument(
         "--four-bit",
         action="store_true",

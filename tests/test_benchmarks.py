@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
-PEERS = ("hf_generate", "llamacpp_generate", "trl_dpo", "trl_sft", "env_peers")  # in other Pythons
+PEERS = ("peer_generate", "trl_side", "env_peers")  # in other Pythons
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
@@ -39,24 +39,73 @@ def run(words):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
-    """Two of its parts, without the peers, which this Python need not have."""
+def test_the_benchmark_of_a_real_model_goes_on_where_it_was_and_keeps_another_models_figures(
+    tmp_path,
+):
+    """Two of its parts on the shipped model, without the peers, which this Python need not have."""
     out = tmp_path / "out.json"
-    run(
-        f"real_model.py --model minidpo/nano --parts sft,sampling --steps 2 --threads 1 --work {tmp_path / 'work'} --out {out}"
+    other = {"state": "done", "seconds": 1, "figures": ["qwen_sft_vs_trl_ratio"]}
+    record = {"figures": {"qwen_sft_vs_trl_ratio": 2.5}, "parts": {"qwen_sft": other}}
+    out.write_text(json.dumps(record))
+    words = f"real_model.py --model minidpo/nano --steps 2 --repeats 1 --threads 1 --out {out}"
+    found = []
+    for _ in range(2):
+        run(f"{words} --parts sft,row --dtypes float32 --work {tmp_path / 'work'}")
+        found.append(json.loads(out.read_text()))
+    first, again = found
+    assert {part["state"] for part in first["parts"].values()} == {"done"}
+    figures = first["figures"]
+    assert again["figures"].keys() == figures.keys() and first["parts"]["qwen_sft"] == other
+    measured = [name for name in figures if "floor" not in name]  # that of training is made anew
+    assert {name: again["figures"][name] for name in measured} == {
+        name: figures[name] for name in measured
+    }
+    best = figures["nano_sft_minidpo_float32_best"]
+    assert (
+        figures[f"nano_sft_minidpo_float32_{best}_tokens_per_s"]
+        == figures["nano_sft_minidpo_float32_tokens_per_s"]
     )
-    result = json.loads(out.read_text())
-    assert {part["state"] for part in result["parts"].values()} == {"done"}
-    figures = result["figures"]
-    assert figures["sft_minidpo_bfloat16_last_loss"] == pytest.approx(
-        figures["sft_minidpo_float32_last_loss"], rel=0.1
-    )
-    rates = [
-        figures[f"generate_{case}_minidpo_{dtype}_tokens_per_s"]
-        for case in ("1", "16", "64", "groups")
-        for dtype in ("float32", "bfloat16")
-    ]
-    assert min(rates) > 0 and figures["generate_64_of_floor"] > 0
+    assert figures["qwen_sft_vs_trl_ratio"] == 2.5 and figures["nano_generate_row_of_floor"] > 0
+    about = first["parts"]["nano_row"]["about"]
+    assert about["weights"] > 2e6 and len(about["sha256"]["model.safetensors"]) == 64
+
+
+def test_a_search_takes_larger_passes_only_while_they_are_faster():
+    import works
+
+    took = {"1": 4.0, "2": 3.0, "4": 2.95, "8": 1.0, "free": 2.0}
+
+    def side(name, words):
+        if name == "killed":
+            raise subprocess.CalledProcessError(-9, "side")
+        return {"step_s": [9.0, took[name]]}
+
+    chains = [dict.fromkeys(names, ()) for names in (("1", "2", "4", "8"), ("free", "killed", "1"))]
+    best, runs = works.search(chains, side)
+    assert best == "free" and list(runs) == ["1", "2", "4", "free"]
+
+
+def test_the_plot_of_growth_has_a_line_for_each_side_where_it_was_measured():
+    import growth
+
+    figures = {f"pairs_{n}_minidpo_s": 1.0 + n for n in growth.AXES["pairs"][1]}
+    figures |= {"pairs_1_trl_s": 2.0, "pairs_2_trl_s": 4.0}
+    text = growth.plot(figures)
+    lines = [len(points.split()) for points in re.findall(r'polyline points="(.*?)"', text)]
+    assert lines == [7, 2] + [0] * 10 and text.count("<circle") == 9
+    places = re.findall(r'cx="(.*?)" cy="(.*?)"', text)
+    assert all(0 < float(x) < growth.WIDTH and 0 < float(y) < growth.HEIGHT for x, y in places)
+
+
+def test_growth_uses_the_episodes_of_a_group_evenly():
+    import growth
+
+    for at, episodes in ((1, 2), (8, 16), (64, 16)):
+        pairs = growth.pairs_of("pairs", at)
+        sides = {tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}
+        assert len(pairs) == at and len(sides) == episodes
+    assert growth.tokens(growth.pairs_of("length", 500)) == 1000
+    assert len(growth.pairs_of("group", 32)) == 16
 
 
 @pytest.mark.slow
@@ -68,14 +117,13 @@ def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
 
 
 @pytest.mark.slow
-def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
-    import dpo_step
+def test_our_side_of_a_training_learns_the_pairs_that_it_is_given(tmp_path, base):
+    import works
 
-    dpo_step.make_work("a", tmp_path / "a")
-    pairs, batch = tmp_path / "a" / "pairs.json", 2  # four of its 64 pairs, two a step
-    pairs.write_text(json.dumps(json.loads(pairs.read_text())[:4]))
+    batch = 2
+    works.prepare(tmp_path / "w", base, "dpo", lambda: works.synthetic(192, 48, 4))
     run(
-        f"minidpo_dpo.py --work {tmp_path / 'a'} --out {tmp_path / 'out.json'} --batch {batch} --steps 2 --threads 1"
+        f"minidpo_side.py --work {tmp_path / 'w'} --out {tmp_path / 'out.json'} --batch {batch} --steps 2 --threads 1"
     )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5) and len(result["step_s"]) == 2
@@ -84,9 +132,9 @@ def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_pat
 
 
 def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
-    import dpo_step
+    import works
 
-    pairs = dpo_step.synthetic(20, 5, groups=2, good=3, bad=5)
+    pairs = works.synthetic(20, 5, groups=2, good=3, bad=5)
     assert len(pairs) == 30 and len({tuple(pair["prompt_ids"]) for pair in pairs}) == 2
     assert (
         len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
@@ -96,21 +144,10 @@ def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A base of two blocks with the shipped tokenizer."""
-    from dataclasses import replace
+    import checkpoints
 
-    import dpo_step
-    import torch
-
-    from benchmarks.make_nano import initialise
-    from minidpo.model import checkpoint
-    from minidpo.model.decoder import Transformer
-
-    model = Transformer(
-        replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
-    )
-    initialise(model, torch.Generator().manual_seed(0))
     folder = tmp_path_factory.mktemp("base")
-    checkpoint.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    checkpoints.make(folder, checkpoints.SHAPES["tiny"])
     return folder
 
 
@@ -122,7 +159,7 @@ def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_
 
     gpu.make_work(base, tmp_path / "w", 20, 12)
     run(
-        f"minidpo_dpo.py --work {tmp_path / 'w'} --out {tmp_path / 'out.json'} --batch 1 --steps 2 --threads 1 --dtype bfloat16 --four-bit --cache {tmp_path / 'nf4'}"
+        f"minidpo_side.py --work {tmp_path / 'w'} --out {tmp_path / 'out.json'} --batch 1 --steps 2 --threads 1 --dtype bfloat16 --four-bit --cache {tmp_path / 'nf4'}"
     )
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5)
@@ -140,7 +177,7 @@ def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_
     calls = []
 
     def side(python, script, work, batch, args, steps, *more):
-        ours, capped = script == "minidpo_dpo.py", "--cap-gib" in more
+        ours, capped = script == "minidpo_side.py", "--cap-gib" in more
         calls.append((script, capped))
         if not ours and capped and not fits:
             return {"out_of_memory": True}
@@ -159,8 +196,8 @@ def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_
 
     monkeypatch.setattr(gpu, "run_side", side)
     figures, _ = gpu.train(base, tmp_path / "w", "dpo", "cuda", "python")
-    ours, trl = ("minidpo_dpo.py", True), ("trl_dpo.py", True)
-    bare = ("trl_dpo.py", False)
+    ours, trl = ("minidpo_side.py", True), ("trl_side.py", True)
+    bare = ("trl_side.py", False)
     assert calls == ([ours, trl, ours, trl] if fits else [ours, trl, bare, ours, bare])
     assert figures["trl_out_of_memory"] == (not fits) and figures["trl_peak_gib"] == 2
     assert figures["minidpo_tokens_per_s"] == 1024 and figures["tokens_per_s_ratio"] == 2
@@ -261,17 +298,17 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
     model = checkpoint.load(base).requires_grad_(False)
     prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
     work = {
-        "base": str(base),
+        "model": str(base),
         "prompts": prompts,
         "new": 3,
         "temperature": 0.0,
         "repeats": 1,
-        "device": "cpu",
+        "machine": {"device": "cpu"},
         "dtype": "float32",
         "threads": 1,
     }
     sides = {
-        side: json.loads(run(f"generate.py --side {side} {shlex.quote(json.dumps(work))}"))
+        side: json.loads(run(f"generate.py {side} {shlex.quote(json.dumps(work))}"))
         for side in ("minidpo", "floor")
     }
     for ids, answer in zip(prompts, sides["minidpo"]["answers"], strict=True):

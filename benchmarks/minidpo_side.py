@@ -1,9 +1,9 @@
-"""Our side of dpo_step.py: the pairs of pairs.json, trained by the code that `train.py dpo` runs.
+"""Our side of a training: the examples of dpo.json or sft.json, by the code that `train.py` runs.
 
-    python benchmarks/minidpo_dpo.py --work FOLDER --batch 8 --steps 20 --out ours.json
+    python benchmarks/minidpo_side.py --learner dpo --work FOLDER --batch 8 --steps 20 --out ours.json
 
-FOLDER holds base/, adapter/ and pairs.json, which dpo_step.py writes. Pairs of one "group" are a tree.
-With --four-bit the base is read as `train.py --machine.quantize nf4 --machine.recompute` reads it.
+FOLDER holds base/, adapter/ and the file, which works.py writes. Pairs of one "group" are a tree. With
+--four-bit the base is read as `train.py --machine.quantize nf4 --machine.recompute` reads it.
 """
 
 import argparse
@@ -12,16 +12,17 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from sides import dpo_options, forget_peak, held_mib, hold_to, peak_mib
+from sides import forget_peak, held_mib, hold_to, options, peak_mib
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def preferences(path: Path):
-    """pairs.json as token ids with turns; what the agent wrote is the completion, or what "turns" says."""
+    """dpo.json as token ids with turns; what the agent wrote is the completion, or what "turns" says."""
     from minidpo.learning.preferences import Preferences
     from minidpo.model.chat import Dialogue
 
@@ -43,58 +44,47 @@ def preferences(path: Path):
     return data
 
 
-def train_timed(
-    args: argparse.Namespace, folder: str, model, optimizer, *, n: int, batches, objective
-) -> dict:
-    """Train as `train.py` does, on `batches(numbers)` of n examples, in their order. Returns seconds and loss
-    of each step."""
-    from minidpo.data.batch import batch_scores
-    from minidpo.learning.trainer import Optimizer, StepSettings, train
-    from minidpo.system.run_folder import RunFolder, records
+def open_dpo(args: argparse.Namespace, model, machine):
+    """How many pairs there are, the batches of some of them, and the objective; the reference is scored."""
+    from minidpo.learning.dpo import DPO, pair_loss_of
+    from minidpo.learning.preferences import pair_batches, pair_loss, score_all
 
-    ticks = []
+    data, settings = preferences(args.work / "dpo.json"), pair_loss_of(DPO(beta=args.beta))
+    reference = score_all(model, data, settings, machine).cpu()
 
-    class Clock(RunFolder):
-        def log(self, record: dict) -> None:
-            super().log(record)
-            ticks.append(time.perf_counter())
+    def batches(picked: list[int]):
+        return pair_batches(data, picked, reference, settings, machine, torch.device(args.device))
 
-    def step_batches(step: int):
-        if not ticks:
-            ticks.append(time.perf_counter())
-        return batches([i % n for i in range(step * args.batch, (step + 1) * args.batch)])
+    return len(data.pairs), batches, partial(pair_loss, settings)
 
-    run = Clock(folder, {})
-    train(
-        run,
-        model,
-        optimizer,
-        batches=step_batches,
-        score=lambda batch: batch_scores(model, batch.trees),
-        objective=objective,
-        settings=StepSettings(
-            Optimizer(steps=args.steps, warmup=0, save_every=args.steps), 0, "minidpo"
-        ),
-    )
-    return {
-        "step_s": [end - start for start, end in pairwise(ticks)],
-        "losses": [record["loss"] for record in records(run.folder)],
-    }
+
+def open_sft(args: argparse.Namespace, model, machine):
+    """The same of demonstrations."""
+    from minidpo.learning.sft import Demonstrations, sft_batches, sft_objective
+    from minidpo.model.chat import Dialogue
+
+    rows = json.loads((args.work / "sft.json").read_text())
+    dialogues = [Dialogue(row["ids"], row["turns"]) for row in rows]
+    data = Demonstrations(dialogues, [str(n) for n in range(len(rows))], [1.0] * len(rows))
+
+    def batches(picked: list[int]):
+        return sft_batches(data, picked, torch.device(args.device), machine.pass_tokens())
+
+    return len(rows), batches, sft_objective
 
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo.learning.dpo import DPO, pair_loss_of
-    from minidpo.learning.preferences import pair_batches, pair_loss, score_all
+    from minidpo.data.batch import batch_scores
+    from minidpo.learning.trainer import Optimizer, StepSettings, train
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit
     from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
+    from minidpo.system.run_folder import RunFolder, records
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
-    machine = Machine(micro_tokens=args.micro_tokens)
-    data = preferences(args.work / "pairs.json")
     began = time.perf_counter()
     model = (
         load_quantised(base, dtype, device, args.cache)
@@ -105,31 +95,42 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     recompute.switch(model, on=args.four_bit)
     lora.load(model, args.work / "adapter")
     model.eval()
-    settings = pair_loss_of(DPO(beta=args.beta))
+    machine = Machine(micro_tokens=args.micro_tokens)
     began = time.perf_counter()
-    reference = score_all(model, data, settings, machine).cpu()
+    opened = {"dpo": open_dpo, "sft": open_sft}[args.learner]
+    count, batches_of, objective = opened(args, model, machine)
     precompute_s = time.perf_counter() - began
     earlier_peak = peak_mib(args.device)
     forget_peak(args.device)
-    tokens = []
+    ticks, tokens = [], []
 
-    def batches(picked: list[int]):
-        for batch in pair_batches(data, picked, reference, settings, machine, device):
+    class Clock(RunFolder):
+        def log(self, record: dict) -> None:
+            super().log(record)
+            ticks.append(time.perf_counter())
+
+    def batches(step: int):
+        if not ticks:
+            ticks.append(time.perf_counter())
+        for batch in batches_of([(step * args.batch + i) % count for i in range(args.batch)]):
             tokens.append(batch.trees.tokens)
             yield batch
 
     adamw = AdamW8bit if args.four_bit else torch.optim.AdamW
-    optimizer = adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0)
-    timed = train_timed(
-        args,
-        folder,
+    schedule = Optimizer(steps=args.steps, warmup=0, save_every=args.steps)
+    run = Clock(folder, {})
+    train(
+        run,
         model,
-        optimizer,
-        n=len(data.pairs),
+        adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0),
         batches=batches,
-        objective=lambda batch, scores: pair_loss(settings, batch, scores),
+        score=lambda batch: batch_scores(model, batch.trees),
+        objective=objective,
+        settings=StepSettings(schedule, 0, "minidpo"),
     )
-    return timed | {
+    return {
+        "step_s": [end - start for start, end in pairwise(ticks)],
+        "losses": [record["loss"] for record in records(run.folder)],
         "load_s": load_s,
         "precompute_s": precompute_s,
         "before_mib": before,
@@ -142,7 +143,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
 
 if __name__ == "__main__":
-    parser = dpo_options(__doc__.split("\n")[0])
+    parser = options(__doc__.split("\n")[0])
     parser.add_argument(
         "--micro-tokens", type=int, help="tokens a forward pass; the default of train.py"
     )

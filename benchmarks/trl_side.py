@@ -1,14 +1,16 @@
-"""The peer side of dpo_step.py: the same pairs, base and first adapter, trained by TRL's DPOTrainer.
+"""The peer side of a training: the same examples, base and first adapter, by TRL's DPOTrainer or SFTTrainer.
 
-    /path/to/peer/python benchmarks/trl_dpo.py --work FOLDER --batch 8 --steps 20 --out trl.json
+    /path/to/peer/python benchmarks/trl_side.py --learner dpo --work FOLDER --batch 8 --steps 20 --out trl.json
 
 Needs trl, peft, transformers and datasets (written against TRL 1.16.0) and nothing of minidpo, so that it
-runs in an environment of its own. FOLDER holds base/, adapter/ and pairs.json, which dpo_step.py writes.
+runs in an environment of its own. FOLDER holds base/, adapter/ and dpo.json or sft.json, which works.py writes.
 
 TRL gets the fastest settings it documents that leave the arithmetic alone: the reference's log-probs
 computed beforehand, no gradient checkpointing (its default is on), the fused AdamW, PyTorch's own attention
-kernel, and its fused head, which never builds the logits (TRL has no other). On CUDA also pinned memory and
-workers for the loader.
+kernel, and its fused head, which never builds the logits (both trainers of 1.16 have no other). --padding-free
+lays the rows of an SFT's pass end to end; DPOTrainer 1.16 refuses that. Left out because a CPU has none:
+Liger's and the hub's kernels (Triton), activation offloading (CUDA). On CUDA also pinned memory and workers
+for the loader.
 
 With --four-bit (needs bitsandbytes) it is TRL's QLoRA: blocks in NF4 with double quantisation, products in
 bf16, gradient checkpointing, 8-bit AdamW; vocabulary and adapter in bf16, as TRL has them. As in TRL 1.16
@@ -22,16 +24,17 @@ import tempfile
 import time
 import warnings
 
-from sides import dpo_options, forget_peak, held_mib, hold_to, peak_mib
+from sides import forget_peak, held_mib, hold_to, options, peak_mib
 
 FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def arguments():
-    parser = dpo_options(__doc__.split("\n")[0])
+    parser = options(__doc__.split("\n")[0])
     parser.add_argument(
-        "--micro", type=int, help="pairs a forward pass; all of the batch unless given"
+        "--micro", type=int, help="examples a forward pass; all of the batch unless given"
     )
+    parser.add_argument("--padding-free", action="store_true", help="of SFT")
     args = parser.parse_args()
     args.micro = args.micro or args.batch
     if args.batch % args.micro:
@@ -110,19 +113,27 @@ def load_model(args):
 
 
 def make_config(args, folder):
-    from trl import DPOConfig
+    from trl import DPOConfig, SFTConfig
 
     cuda = args.device == "cuda"
-    return DPOConfig(
-        folder, use_cpu=not cuda, per_device_train_batch_size=args.micro,
+    if args.learner == "dpo":
+        kind = DPOConfig
+        own = {"loss_type": ["sigmoid"], "beta": args.beta, "precompute_ref_log_probs": True}
+    else:
+        kind = SFTConfig
+        own = {
+            "padding_free": args.padding_free,
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+        }
+    return kind(
+        folder, **own, use_cpu=not cuda, per_device_train_batch_size=args.micro,
         gradient_accumulation_steps=args.batch // args.micro, max_steps=args.steps,
-        loss_type=["sigmoid"], beta=args.beta, learning_rate=args.lr, lr_scheduler_type="cosine",
+        learning_rate=args.lr, lr_scheduler_type="cosine",
         warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0,
         optim="adamw_8bit" if args.four_bit else "adamw_torch_fused",
         # A bf16 base runs under autocast, TRL's default: the adapter's weights stay fp32, their products are
         # bf16. Without it PEFT would multiply in fp32.
-        bf16=args.dtype == "bfloat16", fp16=False,
-        precompute_ref_log_probs=True, gradient_checkpointing=args.four_bit, max_length=None,
+        bf16=args.dtype == "bfloat16", fp16=False, gradient_checkpointing=args.four_bit, max_length=None,
         train_sampling_strategy="sequential", dataloader_pin_memory=cuda,
         # On the CPU workers would take the cores that train.
         dataloader_num_workers=2 if cuda else 0, dataloader_persistent_workers=cuda,
@@ -140,7 +151,21 @@ def make_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>")
 
 
-def make_trainer(args, folder, model, pairs, clock):
+def examples(args):
+    """The file's examples under the names that TRL reads."""
+    found = json.loads((args.work / f"{args.learner}.json").read_text())
+    if args.learner == "dpo":
+        return [{field: pair[field] for field in FIELDS} for pair in found]
+    return [
+        {
+            "input_ids": row["ids"],
+            "labels": [i if turn >= 0 else -100 for i, turn in zip(row["ids"], row["turns"])],
+        }
+        for row in found
+    ]
+
+
+def make_trainer(args, folder, model, data, clock):
     """A trainer that starts from adapter/, with the base as its reference and rows in the order of training.
 
     TRL given a PeftModel would carry a second copy of the adapter as the reference. Given a LoRA config it
@@ -150,6 +175,7 @@ def make_trainer(args, folder, model, pairs, clock):
     import transformers
     from datasets import Dataset
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+    from trl import SFTTrainer
 
     lora = PeftConfig.from_pretrained(args.work / "adapter")
     lora.inference_mode = False  # a saved adapter says True, which would freeze it
@@ -158,8 +184,9 @@ def make_trainer(args, folder, model, pairs, clock):
     assert not any(w.any() for k, w in weights.items() if "lora_B" in k), (
         "B != 0: base is not the reference"
     )
-    trainer = make_trainer_class()(
-        model=model, args=make_config(args, folder), train_dataset=Dataset.from_list(pairs),
+    kind = SFTTrainer if args.learner == "sft" else make_trainer_class()
+    trainer = kind(
+        model=model, args=make_config(args, folder), train_dataset=Dataset.from_list(data),
         processing_class=make_tokenizer(), peft_config=lora, callbacks=[clock],
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
@@ -170,18 +197,22 @@ def make_trainer(args, folder, model, pairs, clock):
     assert not [k for k in loaded.missing_keys if "lora_" in k], (
         "adapter/ lacks weights of the model's"
     )
-    rows = [i % len(pairs) for i in range(args.batch * args.steps)]
+    rows = [i % len(data) for i in range(args.batch * args.steps)]
     trainer.train_dataset = trainer.train_dataset.select(rows)
     return trainer
 
 
-def check_batches(trainer, args, pairs):
-    """What the model will be given is, pair for pair, what pairs.json says: ids, and which of them count."""
-    for step in range(0, min(len(trainer.train_dataset), len(pairs)), args.micro):
+def check_batches(trainer, args, data):
+    """What the model will be given is, row for row, what the file says: ids, and which of them count."""
+    for step in range(0, min(len(trainer.train_dataset), len(data)), args.micro):
         rows = range(step, min(step + args.micro, len(trainer.train_dataset)))
         batch = trainer.data_collator([trainer.train_dataset[i] for i in rows])
+        if args.learner == "sft":
+            labels = [label for i in rows for label in data[i % len(data)]["labels"] if label >= 0]
+            assert batch["labels"][batch["labels"] >= 0].tolist() == labels
+            continue
         # TRL's batch is all chosen, then all rejected.
-        wanted = [(pairs[i % len(pairs)], side) for side in FIELDS[1:] for i in rows]
+        wanted = [(data[i % len(data)], side) for side in FIELDS[1:] for i in rows]
         masks = batch["attention_mask"].bool(), batch["completion_mask"].bool()
         for (pair, side), ids, real, counts in zip(wanted, batch["input_ids"], *masks, strict=True):
             assert ids[real].tolist() == pair["prompt_ids"] + pair[side], (
@@ -205,22 +236,21 @@ def bench(args, folder):
         import bitsandbytes
 
         used.append(bitsandbytes)
-    pairs = json.loads((args.work / "pairs.json").read_text())
-    pairs = [{field: pair[field] for field in FIELDS} for pair in pairs]
+    data = examples(args)
     began = time.perf_counter()
     model = load_model(args)
     load_s = time.perf_counter() - began
     clock = make_clock(args.device)
     make_trainer_class()  # TRL imports what it needs when it is asked for: not to be counted as training
     before = held_mib(args.device)
-    trainer = make_trainer(args, folder, model, pairs, clock)
-    check_batches(trainer, args, pairs)
+    trainer = make_trainer(args, folder, model, data, clock)
+    check_batches(trainer, args, data)
     trainer.train()
     return {
         "step_s": [end - start for start, end in zip(clock.ticks, clock.ticks[1:])],
         "losses": clock.losses,
         "load_s": load_s,
-        "precompute_s": trainer.precompute_s,
+        "precompute_s": getattr(trainer, "precompute_s", 0.0),
         "before_mib": before,
         "earlier_peak_mib": clock.earlier_peak,
         "peak_mib": peak_mib(args.device),
@@ -231,7 +261,7 @@ def bench(args, folder):
 
 if __name__ == "__main__":
     args = arguments()
-    with tempfile.TemporaryDirectory(prefix="trl_dpo_") as folder:
+    with tempfile.TemporaryDirectory(prefix="trl_") as folder:
         # Before the imports, which read these. A home of its own: TRL keeps reference log-probs in a cache
         # there, and a run that found an earlier one's would report a pass that took no time.
         os.environ.update(HF_HOME=folder, HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
