@@ -162,8 +162,12 @@ class Session(Env):
             raise ValueError(f"the reward is {reward}")
         if OURS in fields:
             outcome, problem = fields["outcome"], fields["error"]
+            if fields[OURS]["refused"]:
+                raise ActionError(str(problem))
             said = str(fields["instruction"]), str(fields["text"])
-            return Observation(*said, outcome and Outcome(outcome), float(fields[OURS]), problem)
+            return Observation(
+                *said, outcome and Outcome(outcome), float(fields["reward"]), problem
+            )
         if self.world.is_mcp and isinstance(result, dict):
             fields = {"result": result.get("data") or result.get("content")}
         if data["done"]:
@@ -177,6 +181,8 @@ def failing(url: str, wanted: type[Exception]) -> Iterator[None]:
     """Whatever a server does wrong is one line, as an exception of this kind."""
     try:
         yield
+    except ActionError:
+        raise
     except WRONG as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise wanted(f"{url} does not speak OpenEnv's protocol: {said[:300]}") from None

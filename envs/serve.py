@@ -92,13 +92,17 @@ class Game:
         try:
             return self._told(await self.env.step(self.world.parse(text)))
         except ActionError as problem:
-            return self._told(dataclasses.replace(self.seen, error=str(problem)))
+            return self._told(dataclasses.replace(self.seen, error=str(problem)), refused=True)
 
-    def _told(self, seen: Observation) -> dict[str, Any]:
+    def _told(self, seen: Observation, refused: bool = False) -> dict[str, Any]:
         """An observation as OpenEnv has it: the reward is that of the step."""
         reward, self.seen = seen.reward - (self.seen.reward if self.seen else 0.0), seen
         done = seen.outcome is not None or self.steps >= self.world.step_limit(self.instance[0])
-        return {"observation": {**vars(seen), OURS: seen.reward}, "reward": reward, "done": done}
+        return {
+            "observation": {**vars(seen), OURS: {"refused": refused}},
+            "reward": reward,
+            "done": done,
+        }
 
 
 async def serve(world: World, host: str, port: int, places: int) -> None:
