@@ -95,7 +95,7 @@ class ExperimentOptions(ContextOptions):
     least_instances: Positive[int] = 8
     "a round whose pairs come from fewer instances is skipped: so few teach little and can do harm"
     track: Tracker | None = None
-    "copy all numbers to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard)"
+    "copy all numbers to MLflow (where MLFLOW_TRACKING_URI says), to TensorBoard (OUT/tensorboard) or to trackio"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 

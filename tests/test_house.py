@@ -41,6 +41,7 @@ EXTRAS = {  # what is not always installed, by the modules that need it
     "envs.babyai.bot": "minigrid",
     "envs.babyai.rooms": "minigrid",
     "envs.babyai.sight": "minigrid",
+    "envs.openenv": "websockets",
 }
 
 

@@ -48,7 +48,7 @@ class Command(ContextOptions):
     out: Path = Path("runs/mine")
     "run folder: adapter/, metrics.jsonl, config.json"
     track: Tracker | None = None
-    "copy each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard)"
+    "copy each step to MLflow (where MLFLOW_TRACKING_URI says), to TensorBoard (OUT/tensorboard) or to trackio"
 
     def __post_init__(self):
         super().__post_init__()

@@ -27,8 +27,8 @@ class ContextOptions(Checked):
     model: str = NANO
     "the base model: folder, hub id, GGUF file, or smollm2"
     world: str = "miniwob"
-    "where the tasks are: miniwob, toy, babyai, textcraft, scienceworld, textworld_express (docs/worlds.md), or a \
-module of your own"
+    "where the tasks are: miniwob, toy, babyai, textcraft, scienceworld, textworld_express (docs/worlds.md), a \
+module of your own, an environment class FILE.py:CLASS, or a server ws://HOST:PORT (docs/other-programs.md)"
     seed: Seed = 1
     "of all that is random"
     machine: Machine = field(default_factory=Machine)
