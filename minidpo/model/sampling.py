@@ -343,6 +343,17 @@ class Sampler:
             if ids == self.first[row]:
                 self.first_hidden[row] = self.hidden[self.order.index(row), 0]
 
+    def so_far(self, row: int) -> Answer | None:
+        """What the row has written of an answer that it has not finished."""
+        return self.writing.get(row)
+
+    @torch.inference_mode()
+    def drop(self, row: int) -> None:
+        """The row forgets what it was asked: nobody waits for the answer any more."""
+        self.unread.pop(row, None)
+        if row in self.writing:
+            self._stop(row)
+
 
 def rows_are_independent(model: Transformer, rows: int) -> bool:
     """Whether this machine computes the same bits for a row of a step alone and beside other rows.
