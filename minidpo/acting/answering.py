@@ -8,16 +8,12 @@ row is free for the next.
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Full, SimpleQueue
 
 from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Answer, Request, Sampler
 
 SAMPLERS = 4  # one for each top_p, of which callers seldom have two
-
-
-class Full(Exception):
-    """As many prompts wait as may."""
 
 
 @dataclass(eq=False)
@@ -34,7 +30,7 @@ class Asked:
 
 
 class Answering:
-    """The queue, and the rows. `run` answers until `close`."""
+    """The queue, and the rows."""
 
     def __init__(self, model: Transformer, stop: int, rows: int, most_waiting: int):
         self.model, self.stop, self.rows, self.most_waiting = model, stop, rows, most_waiting
@@ -43,8 +39,7 @@ class Answering:
         self.texts: dict[float, dict[int, tuple[int, ...]]] = {}
         self.writing: dict[tuple[float, int], Asked] = {}
         self.waiting: deque[Asked] = deque()
-        self.changed = threading.Condition()  # of `waiting` and `closed`
-        self.closed = False
+        self.asked = threading.Condition()  # guards `waiting`
 
     @property
     def is_full(self) -> bool:
@@ -52,37 +47,22 @@ class Answering:
 
     def ask(self, asked: Asked) -> None:
         """Put it into the queue. Raises Full."""
-        with self.changed:
+        with self.asked:
             if self.is_full:
                 raise Full
             self.waiting.append(asked)
-            self.changed.notify()
-
-    def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.changed.notify()
+            self.asked.notify()
 
     def run(self) -> None:
-        """Answer what is asked."""
+        """Answer what is asked, without an end."""
         while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.writing or self.closed)
-                if self.closed:
-                    return
-                began = self._from_the_queue()
+            with self.asked:
+                self.asked.wait_for(lambda: self.waiting or self.writing)
+                free = self.rows - len(self.writing)
+                began = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
             for asked in began:
                 self._begin(asked)
             self._step()
-
-    def _from_the_queue(self) -> list[Asked]:
-        """As many as have a row, in the order in which they came."""
-        began: list[Asked] = []
-        while self.waiting and len(self.writing) + len(began) < self.rows:
-            asked = self.waiting.popleft()
-            if not asked.dropped:
-                began.append(asked)
-        return began
 
     def _begin(self, asked: Asked) -> None:
         """Give it the row that has read most of its prompt, else the one that was used longest ago."""

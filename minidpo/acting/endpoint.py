@@ -11,49 +11,65 @@ import re
 import select
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty
-from typing import Any, NamedTuple
+from queue import Empty, Full
+from typing import Annotated, Any, NamedTuple
 
-from minidpo.acting.answering import Answering, Asked, Full
+import torch
+
+from minidpo.acting.answering import Answering, Asked
 from minidpo.acting.policies import uniform_stream
 from minidpo.data.recorded import Call, Verdict, parse_lines
 from minidpo.data.trl_files import calls_of, messages_of, tools_of
+from minidpo.memory.context import ModelOptions
+from minidpo.memory.loading import open_policy
+from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
 from minidpo.model.sampling import Answer, Request
+from minidpo.system.ranges import Positive, Range
 
 REMEMBERED = 2**14  # answers whose ids are known, and prompts that were counted
 LOOK_S = 0.25  # how often a client whose answer is awaited is looked after
 CALLS = "<tool_call>"
 CALL = re.compile(rf"{CALLS}\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-READ = {
-    *("model", "messages", "tools", "temperature", "top_p", "max_tokens", "max_completion_tokens"),
-    *("stop", "seed", "stream", "stream_options", "logprobs"),
-}
-NOTES = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+# what is read in a request, and what changes no answer
+READ = "model messages tools temperature top_p max_tokens max_completion_tokens stop seed stream"
+NOTES = (
+    "stream_options logprobs user metadata store service_tier safety_identifier prompt_cache_key"
+)
 # what is not done here may be asked for only as what is done
-UNDONE = {
-    "n": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "top_logprobs": 0,
-    "response_format": {"type": "text"},
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-}
+UNDONE: dict[str, Any] = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "top_logprobs": 0}
+UNDONE |= {"logit_bias": {}, "response_format": {"type": "text"}}
+UNDONE |= {"tool_choice": "auto", "parallel_tool_calls": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(ModelOptions):
+    """Answer the chat requests of other programs' agents, as OpenAI's endpoint does, and record them."""
+
+    serve: Annotated[int, Range("from 0 to 65535", lambda x: 0 <= x < 2**16)]
+    "port to listen at; 0: any that is free"
+    host: str = "127.0.0.1"
+    "address to listen at; the default is reached from this machine alone"
+    adapter: Path | None = None
+    "folder or hub id of a LoRA adapter"
+    record: Path | None = None
+    "file to which each answer is added with its token ids, and each verdict: --data of train.py"
+    max_new_tokens: Positive[int] = 512
+    "tokens an answer may have where the request does not say"
+    waiting: Positive[int] = 64
+    "requests that may wait while as many as --machine.pages are answered; one more gets 429"
 
 
 class Refused(Exception):
     """What a request is answered in place of what it wanted, as OpenAI says it."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+        self, status: int, message: str, param: str | None = None, code: str | None = None
     ):
         super().__init__(message)
         self.status = status
@@ -104,47 +120,43 @@ class Wanted(NamedTuple):
     stops: list[str]
     seed: int | None
     stream: bool
-    conversation: str | None  # as its header names it
+    conversation: str | None  # as its client names it
+    call: str  # the name of its answer
 
 
-def wanted(body: dict, conversation: str | None) -> Wanted:
+def wanted(body: dict, conversation: str | None, call: str) -> Wanted:
     """What a body asks for. Raises Refused, which names the field."""
     for key, value in body.items():
-        if key not in READ | NOTES and value is not None and UNDONE.get(key, ...) != value:
+        if key not in f"{READ} {NOTES}".split() and value not in (None, UNDONE.get(key)):
             hint = f" other than {json.dumps(UNDONE[key])}" if key in UNDONE else ""
-            raise Refused(400, f"{key}{hint} is not supported: leave it out", param=key)
+            raise Refused(400, f"{key}{hint} is not supported: leave it out", key)
     stops = body.get("stop") or []
     stops = [stops] if isinstance(stops, str) else stops
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise Refused(400, "stop should be text, or a list of texts", param="stop")
+        raise Refused(400, "stop should be text, or a list of texts", "stop")
     try:
         said = body.get("messages")
         said = [_plain(message) for message in said] if isinstance(said, list) else said
         messages = messages_of({"messages": said}, "messages", "the request")
         tools = tools_of(body, "the request")
     except ValueError as error:
-        raise Refused(400, str(error), param="messages") from None
+        raise Refused(400, str(error), "messages") from None
     most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    temperature = _number(body, "temperature", float, 0, 2)
-    return Wanted(
-        messages,
-        tools,
-        1.0 if temperature is None else float(temperature),
-        float(_number(body, "top_p", float, 1e-6, 1) or 1),
-        _number(body, most, int, 1, 2**31),
-        stops,
-        _number(body, "seed", int, -(2**63), 2**63),
-        body.get("stream") is True,
-        conversation,
-    )
+    numbers = _number(body, "temperature", 1.0, 0, 2), _number(body, "top_p", 1.0, 1e-6, 1)
+    most, seed = _number(body, most, None, 1, 2**31), _number(body, "seed", None, -(2**63), 2**63)
+    stream = body.get("stream") is True
+    return Wanted(messages, tools, *numbers, most, stops, seed, stream, conversation, call)
 
 
-def _number(body: dict, key: str, kind: type, low: float, high: float) -> Any:
-    value = body.get(key)
-    if value is not None and (type(value) not in (int, kind) or not low <= value <= high):
-        words = {int: "a whole number", float: "a number"}[kind]
-        raise Refused(400, f"{key} should be {words} from {low:g} to {high:g}", param=key)
-    return value
+def _number(body: dict, key: str, default: float | None, low: float, high: float) -> Any:
+    """A number, or the default; a whole one where there is none."""
+    value, kind = body.get(key), int if default is None else float
+    if value is None:
+        return default
+    if type(value) not in (int, kind) or not low <= value <= high:
+        words = "a whole number" if kind is int else "a number"
+        raise Refused(400, f"{key} should be {words} from {low:g} to {high:g}", key)
+    return kind(value)
 
 
 def _plain(message: object) -> object:
@@ -162,14 +174,12 @@ def _plain(message: object) -> object:
 
 
 class Told(NamedTuple):
-    """An answer as its client sees it, and what of it was sampled."""
+    """An answer as its client sees it, why it ended, the tokens of its prompt, and its call."""
 
     message: dict
-    ids: tuple[int, ...]
-    logps: tuple[float, ...]
-    reason: str  # why it ended, OpenAI's finish_reason
+    reason: str
     prompt_tokens: int
-    conversation: str
+    call: Call
 
 
 def message_of(text: str, tools: bool) -> dict:
@@ -186,27 +196,22 @@ def message_of(text: str, tools: bool) -> dict:
         calls = json.loads(calls_of({"role": "assistant", "tool_calls": read}, "") or "")
     except (ValueError, RecursionError):
         return plain
-    for n, call in enumerate(calls):
+    for call in calls:
+        called = call["function"]
+        called["arguments"] = json.dumps(called["arguments"], ensure_ascii=False)
         call["id"] = f"call_{uuid.uuid4().hex[:16]}"
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        calls[n]["function"]["arguments"] = arguments
-    words = text.partition(CALLS)[0].rstrip()
-    return {"role": "assistant", "content": words or None, "tool_calls": calls}
+    return {**plain, "content": text.partition(CALLS)[0].rstrip() or None, "tool_calls": calls}
 
 
 def settled(text: str, stops: Sequence[str], tools: bool) -> str:
     """Of an answer that is still being written, what nothing to come can cut off or make a call.
 
-    >>> settled("I look. <tool", [], tools=True), settled("1, 2, EN", ["END"], tools=False)
+    >>> settled("I look. <tool_call>", [], tools=True), settled("1, 2, EN", ["END"], tools=False)
     ('I look.', '1, 2, ')
     """
-    marks = [*stops, CALLS] if tools else stops
-    ends = [text.find(CALLS)] if tools and CALLS in text else []
-    for mark in marks:
-        begun = (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n]))
-        ends.append(len(text) - next(begun, 0))
-    text = text[: min(ends, default=len(text))].rstrip("\ufffd")  # half a character
-    return text.rstrip() if tools else text
+    longest = max(map(len, [*stops, *[CALLS] * tools]), default=1)
+    text = text[: max(0, len(text) + 1 - longest)].rstrip("\ufffd")  # half a character
+    return text.partition(CALLS)[0].rstrip() if tools else text
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
@@ -214,10 +219,23 @@ def first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min((n for n in map(text.find, stops) if n >= 0), default=None)
 
 
+def heard(asked: Asked, client: socket.socket) -> Iterator[tuple[Answer, bool]]:
+    """How an answer grows, and whether it has ended. Raises Refused, or ConnectionError if the client is gone."""
+    while not is_gone(client):
+        try:
+            news = asked.told.get(timeout=LOOK_S)
+        except Empty:
+            continue
+        if isinstance(news, Exception):
+            raise Refused(500, f"the model gave no answer: {news}")
+        yield news
+    raise ConnectionError("the client has hung up")
+
+
 def is_gone(client: socket.socket) -> bool:
     """Whether the client has hung up."""
     poll = select.poll()
-    poll.register(client, select.POLLIN | select.POLLHUP)
+    poll.register(client, select.POLLIN)
     try:
         return bool(poll.poll(0)) and not client.recv(1, socket.MSG_PEEK)
     except ConnectionError:
@@ -231,27 +249,24 @@ def is_gone(client: socket.socket) -> bool:
 class Given:
     """An answer that was given: what a prompt that holds it reads, and goes on from."""
 
-    call: str
-    conversation: str
+    call: Call
     before: "Given | None"
     place: int  # among the messages of a prompt that holds it
-    message: Message  # as sampled, with calls as text
     length: int  # tokens of its prompt and itself
     fingerprint: int  # of these
     goes_on: bool = False
 
 
 class Prompt(NamedTuple):
-    """A request's prompt: its ids, and the last answer in it that was given here."""
+    """A prompt's ids, the last answer in it that was given here, and how often it was asked before."""
 
     ids: tuple[int, ...]
     after: Given | None
-    marks: list[str]  # of the conversation up to each message
-    number: int  # how often it was asked before
+    number: int
 
 
 class Memory:
-    """The answers that were given, by the conversation up to each."""
+    """The answers that were given, by the conversation up to each. Who calls `after` or `add` holds `lock`."""
 
     def __init__(self, chat: Chat):
         self.chat, self.lock = chat, threading.Lock()
@@ -261,44 +276,40 @@ class Memory:
     def prompt(self, want: Wanted) -> Prompt:
         """The prompt as ids, of which earlier answers are those that were sampled. Raises ValueError with the
         template's reason."""
-        marks = marks_of(want.messages, want.tools)
         with self.lock:
-            found = (self._given(mark, want.conversation) for mark in reversed(marks))
-            after = next(filter(None, found), None)
-            number = self.times.get(marks[-1], 0)
-            _put(self.times, marks[-1], number + 1)
-        messages, given = list(want.messages), after
+            after = given = self.after(want)
+            mark = marks_of(want.messages, want.tools)[-1]
+            number = self.times.get(mark, 0)
+            _put(self.times, mark, number + 1)
+        messages = list(want.messages)
         while given:
-            messages[given.place] = given.message
+            messages[given.place] = Message("assistant", given.call.answer, given.call.ids)
             given = given.before
         ids = tuple(self.chat.prompt(messages, want.tools))
         if after and hash(ids[: after.length]) != after.fingerprint:
             after = None
-        return Prompt(ids, after, marks, number)
+        return Prompt(ids, after, number)
 
-    def _given(
-        self, mark: str, conversation: str | None, same: Given | None = None
-    ) -> Given | None:
-        """An answer that was given there, the same ids as `same`: of the conversation that is named, else one
-        from which no other goes on."""
-        found = self.given.get(mark, [])
-        found = [g for g in found if same is None or g.fingerprint == same.fingerprint]
-        return min(found, key=lambda g: (g.conversation != conversation, g.goes_on), default=same)
+    def after(self, want: Wanted, same: Given | None = None) -> Given | None:
+        """The last answer in the messages that was given here, of the same ids as `same`: one of the
+        conversation that is named, else one from which no other goes on."""
+        for mark in reversed(marks_of(want.messages, want.tools)):
+            found = self.given.get(mark, [])
+            found = [g for g in found if same is None or g.fingerprint == same.fingerprint]
+            if found:
+                return min(
+                    found, key=lambda g: (g.call.conversation != want.conversation, g.goes_on)
+                )
+        return same
 
-    def next(self, want: Wanted, prompt: Prompt, ids: tuple[int, ...], call: str) -> Given:
-        """An answer in its conversation. The caller of this and of `add` holds the lock meanwhile."""
-        after = prompt.after
-        if after:
-            after = self._given(prompt.marks[after.place], want.conversation, after)
-        name = want.conversation or (after.conversation if after else uuid.uuid4().hex[:16])
-        message = Message("assistant", self.chat.decode(ids), ids)
-        whole, place = prompt.ids + ids, len(want.messages)
-        return Given(call, name, after, place, message, len(whole), hash(whole))
-
-    def add(self, want: Wanted, given: Given, shown: dict) -> None:
+    def add(
+        self, want: Wanted, prompt: Prompt, call: Call, after: Given | None, shown: dict
+    ) -> None:
         """Remember an answer, which its client was shown so."""
-        if given.before:
-            given.before.goes_on = True
+        if after:
+            after.goes_on = True
+        ids = prompt.ids + call.ids
+        given = Given(call, after, len(want.messages), len(ids), hash(ids))
         messages = messages_of({"messages": [shown]}, "messages", "the answer")
         mark = marks_of((*want.messages, *messages), want.tools)[-1]
         _put(self.given, mark, [*self.given.get(mark, []), given][-REMEMBERED:])
@@ -324,23 +335,19 @@ def marks_of(messages: Sequence[Message], tools: str | None) -> list[str]:
 # ---- all together ----
 
 
-@dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """What the addresses lead to. Its methods are called from many threads."""
+    """What the addresses lead to. Its methods are called from many threads, `answering.run` from one."""
 
-    name: str  # of the model
-    policy: str  # and with the fingerprints of weights and chat
-    chat: Chat
-    limit: int  # tokens that the model reads
-    answering: Answering
-    memory: Memory
-    record: Record | None
-    seed: int
-    max_new_tokens: int
-
-    def models(self) -> dict:
-        model = {"id": self.name, "object": "model", "created": int(time.time())}
-        return {"object": "list", "data": [{**model, "owned_by": "minidpo"}]}
+    def __init__(self, options: Serve, record: Record | None):
+        rows = options.machine.page_count()
+        model, self.chat, identity = open_policy(options.model, options.adapter, options.machine)
+        if rows > 1 or model.head_weight.dtype == torch.bfloat16:
+            model = pack(model)
+        self.options, self.record, self.memory = options, record, Memory(self.chat)
+        self.name = str(options.adapter or options.model)
+        self.policy = f"{self.name}@{identity}"
+        self.limit = model.config.max_position_embeddings
+        self.answering = Answering(model, self.chat.end, rows, options.waiting)
 
     def judge(self, body: dict) -> dict:
         """Record a verdict. Raises Refused."""
@@ -351,19 +358,19 @@ class Endpoint:
             raise Refused(400, "nothing is recorded here: start the server with --record FILE")
         with self.memory.lock:
             if name not in self.record.conversations:
-                raise Refused(404, f"no conversation {name!r:.80} was recorded", code="not_found")
+                raise Refused(404, f"no conversation {name!r:.80} was recorded", "conversation")
             self.record.add(Verdict(name, solved))
         return {"object": "verdict", "conversation": name, "solved": solved}
 
     def answers(
-        self, body: dict, call: str, conversation: str | None, client: socket.socket
+        self, body: dict, conversation: str | None, call: str, client: socket.socket
     ) -> Iterator[str | Told]:
-        """Of a stream the answer's text as it grows; then the whole answer, which is recorded as `call`. Raises
-        Refused, or ConnectionError if the client is gone; its row is then free."""
+        """Of a stream the answer's text as it grows; then the whole answer, which is recorded as `call`.
+        Raises Refused, or ConnectionError if the client is gone; its row is then free."""
         if body.get("model") != self.name:
             told = f"no model is called {body.get('model')!r:.80} here, but {self.name!r}"
-            raise Refused(404, told, code="model_not_found", param="model")
-        want = wanted(body, conversation)
+            raise Refused(404, told, "model", "model_not_found")
+        want = wanted(body, conversation, call)
         prompt, asked = self._ask(want)
         told = ""
         try:
@@ -377,8 +384,8 @@ class Endpoint:
                     told = text
         finally:
             asked.dropped = True
-        said = self._keep(want, prompt, asked, answer, call)
-        if rest := (said.message["content"] or "")[len(told) :] if want.stream else "":
+        said = self._keep(want, prompt, answer)
+        if want.stream and (rest := (said.message["content"] or "")[len(told) :]):
             yield rest
         yield said
 
@@ -390,21 +397,16 @@ class Endpoint:
         try:
             prompt = self.memory.prompt(want)
         except ValueError as error:
-            raise Refused(400, str(error), param="messages") from None
+            raise Refused(400, str(error), "messages") from None
         used = len(prompt.ids)
-        most = want.most or max(1, min(self.max_new_tokens, self.limit - used))
+        most = want.most or max(1, min(self.options.max_new_tokens, self.limit - used))
         if used + most > self.limit:
-            raise Refused(
-                400,
-                f"This model's maximum context length is {self.limit} tokens. However, you requested "
-                f"{used + most} tokens ({used} in the messages, {most} in the completion).",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            told = f"This model's maximum context length is {self.limit} tokens. However, you requested "
+            told += f"{used + most} tokens ({used} in the messages, {most} in the completion)."
+            raise Refused(400, told, "messages", "context_length_exceeded")
         # without a seed a prompt that is asked again has another answer
-        seeds = (self.seed, prompt.number) if want.seed is None else (want.seed,)
-        uniforms = uniform_stream(most, *seeds, prompt.ids)
-        request = Request(prompt.ids, uniforms, want.temperature)
+        seeds = (self.options.seed, prompt.number) if want.seed is None else (want.seed,)
+        request = Request(prompt.ids, uniform_stream(most, *seeds, prompt.ids), want.temperature)
         asked = Asked(request, want.top_p, want.stream or bool(want.stops))
         try:
             self.answering.ask(asked)
@@ -412,61 +414,34 @@ class Endpoint:
             raise full from None
         return prompt, asked
 
-    def _keep(self, want: Wanted, prompt: Prompt, asked: Asked, answer: Answer, call: str) -> Told:
-        """The answer as its client sees it, remembered and recorded."""
+    def _keep(self, want: Wanted, prompt: Prompt, answer: Answer) -> Told:
+        """The answer as its client sees it, recorded and remembered."""
         ids, text = answer.ids, self.chat.decode(answer.ids)
         cut = first_stop(text, want.stops)
         reason = "length" if cut is None and ids[-1] != self.chat.end else "stop"
-        while cut is not None and len(ids) > 1 and self._spells(ids[:-1], text[:cut]):
+        text = text[:cut]
+        while cut is not None and len(ids) > 1 and self.chat.decode(ids[:-1]).startswith(text):
             ids = ids[:-1]  # what the client does not see is not kept
-        message = message_of(text[:cut], want.tools is not None)
-        if "tool_calls" in message:
-            reason = "tool_calls"
-        logps = tuple(round(logp, 6) for logp in answer.logps[: len(ids)])
+        message = message_of(text, want.tools is not None)
+        reason = "tool_calls" if "tool_calls" in message else reason
         with self.memory.lock:
-            given = self.memory.next(want, prompt, ids, call)
+            after = prompt.after and self.memory.after(want, prompt.after)
+            new = want.messages[after.place + 1 :] if after else want.messages
+            same = after.call.conversation if after else uuid.uuid4().hex[:16]
+            call = Call(
+                conversation=want.conversation or same,
+                call=want.call,
+                after=after.call.call if after else None,
+                heard="\n".join(message.content for message in new),
+                answer=self.chat.decode(ids),
+                read=prompt.ids[after.length :] if after else prompt.ids,
+                ids=ids,
+                logps=tuple(round(logp, 6) for logp in answer.logps[: len(ids)]),
+                policy=self.policy,
+                temperature=want.temperature,
+                top_p=want.top_p,
+            )
             if self.record:
-                self.record.add(self._call(want, prompt, asked, logps, given))
-            self.memory.add(want, given, message)
-        return Told(message, ids, logps, reason, len(prompt.ids), given.conversation)
-
-    def _spells(self, ids: tuple[int, ...], text: str) -> bool:
-        return self.chat.decode(ids).startswith(text)
-
-    def _call(
-        self, want: Wanted, prompt: Prompt, asked: Asked, logps: tuple[float, ...], given: Given
-    ) -> Call:
-        """The line of a call."""
-        after = given.before
-        new = want.messages[after.place + 1 :] if after else want.messages
-        return Call(
-            given.conversation,
-            given.call,
-            after.call if after else None,
-            "\n".join(message.content for message in new),
-            given.message.content,
-            prompt.ids[after.length :] if after else prompt.ids,
-            given.message.ids,
-            logps,
-            self.policy,
-            {
-                "temperature": asked.request.temperature,
-                "top_p": asked.top_p,
-                "seed": self.seed if want.seed is None else want.seed,
-                "max_new_tokens": len(asked.request.uniforms),
-            },
-        )
-
-
-def heard(asked: Asked, client: socket.socket) -> Iterator[tuple[Answer, bool]]:
-    """How an answer grows, and whether it has ended. Raises Refused, or ConnectionError if the client is gone."""
-    while True:
-        if is_gone(client):
-            raise ConnectionError("the client has hung up")
-        try:
-            news = asked.told.get(timeout=LOOK_S)
-        except Empty:
-            continue
-        if isinstance(news, Exception):
-            raise Refused(500, f"the model gave no answer: {news}")
-        yield news
+                self.record.add(call)
+            self.memory.add(want, prompt, call, after, message)
+        return Told(message, reason, len(prompt.ids), call)

@@ -11,7 +11,8 @@ import envs
 import minidpo.system.needed  # noqa: F401 (first, because the next lines import what may be missing)
 from minidpo.acting.browse import Browse, browse
 from minidpo.acting.check import Check, Need, check
-from minidpo.acting.serve import Serve, serve
+from minidpo.acting.endpoint import Serve
+from minidpo.acting.serve import serve
 from minidpo.algorithms import ALGORITHMS
 from minidpo.commands import by_hand
 from minidpo.commands.algorithms import plan, plans_for, run_file, run_named

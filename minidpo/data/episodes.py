@@ -165,6 +165,24 @@ def json_object(line: str | bytes) -> dict:
     return record
 
 
+def are_all(paths: Sequence[Path], is_one: Callable[[dict], bool], what: str) -> bool:
+    """Whether the files are of this kind, by their first lines. Raises ValueError if only some are."""
+    kinds = {}
+    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
+        with open(path, "rb") as file:
+            line = next(filter(bytes.strip, file), b"")
+        try:
+            kinds[path] = is_one(json_object(line))
+        except ValueError:  # damaged: the reader of episodes says how
+            kinds[path] = False
+    if len(set(kinds.values())) == 2:
+        some, others = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
+        raise ValueError(
+            f"{some} holds {what} and {others} does not: give --data files of one kind"
+        )
+    return any(kinds.values())
+
+
 def is_text(value: object) -> bool:
     """Whether a value is text; half a character, a lone surrogate, is none."""
     return type(value) is str and not re.search("[\ud800-\udfff]", value)

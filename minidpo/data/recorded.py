@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from minidpo.data.episodes import VERSION, Episode, Turn, json_object, record_of
+from minidpo.data.episodes import VERSION, Episode, Turn, are_all, json_object, record_of
 from minidpo.data.pairs import NothingToLearn
 from minidpo.model.chat import Chat, Dialogue
 
@@ -36,7 +36,8 @@ class Call:
     ids: tuple[int, ...]  # as sampled, with the end if it came
     logps: tuple[float, ...]  # log π of each at temperature 1, nats
     policy: str
-    sampling: dict  # temperature, top_p, seed, max_new_tokens
+    temperature: float
+    top_p: float
 
     def to_json(self) -> str:
         """One line without a line break."""
@@ -100,20 +101,7 @@ def is_recorded(row: dict) -> bool:
 
 def are_recorded(paths: Sequence[Path]) -> bool:
     """Whether these are files of recorded calls, by their first lines. Raises ValueError if only some are."""
-    kinds = {}
-    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
-        with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"")
-        try:
-            kinds[path] = is_recorded(json_object(line))
-        except ValueError:  # damaged: the reader of episodes says how
-            kinds[path] = False
-    if len(set(kinds.values())) == 2:
-        calls, others = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
-        raise ValueError(
-            f"{calls} holds recorded calls and {others} does not: give --data files of one kind"
-        )
-    return any(kinds.values())
+    return are_all(paths, is_recorded, "recorded calls")
 
 
 def parse_lines(path: Path, lines: Sequence[bytes]) -> Iterator[Call | Verdict]:
@@ -131,8 +119,6 @@ def parse_lines(path: Path, lines: Sequence[bytes]) -> Iterator[Call | Verdict]:
             call = record_of(Call, row, "call")
             if not call.ids or len(call.ids) != len(call.logps):
                 raise ValueError("call: 'ids' and 'logps' should be as many, and at least one")
-            if not {"temperature", "top_p"} <= call.sampling.keys():
-                raise ValueError("call: 'sampling' should have temperature and top_p")
             yield call
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
@@ -183,6 +169,7 @@ def episodes_of(calls: dict[str, Call], verdicts: dict[str, bool]) -> list[Recor
         while path[0].after is not None:
             path.insert(0, calls[path[0].after])
         solved = verdicts[end.conversation]
+        temperatures, top_ps = zip(*((call.temperature, call.top_p) for call in path))
         number = numbers.setdefault(path[0].read, len(numbers))
         index = counts[number] = counts.get(number, -1) + 1
         episodes.append(
@@ -198,17 +185,14 @@ def episodes_of(calls: dict[str, Call], verdicts: dict[str, bool]) -> list[Recor
                 "solved" if solved else "failed",
                 float(solved),
                 end.policy,
-                {
-                    name: _same(call.sampling[name] for call in path)
-                    for name in ("temperature", "top_p")
-                },
+                {"temperature": _same(temperatures), "top_p": _same(top_ps)},
                 conversation=end.conversation,
             )
         )
     return episodes
 
 
-def _same(values: Iterator[float]) -> float | list[float]:
+def _same(values: Sequence[float]) -> float | list[float]:
     """What all calls were sampled with; where they differ, all of it, which a policy gradient refuses."""
     found = list(dict.fromkeys(values))
     return found[0] if len(found) == 1 else found

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidpo.data.episodes import is_text, json_object
+from minidpo.data.episodes import are_all, is_text, json_object
 from minidpo.data.pairs import NothingToLearn, Pair, cut_at_turn, side_by_side
 from minidpo.data.prompt import Conversation, episode_messages
 from minidpo.data.recorded import is_recorded
@@ -57,22 +57,11 @@ class Preferred:
 def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of rows, by their first lines: an episode has a version. Raises ValueError if
     only some are."""
-    kinds = {}
-    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
-        with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"")
-        try:
-            row = json_object(line)
-            rows = "version" not in row or not FIELDS.isdisjoint(row)
-            kinds[path] = rows and not is_recorded(row)
-        except ValueError:  # damaged: the reader of episodes says how
-            kinds[path] = False
-    if len(set(kinds.values())) == 2:
-        rows, episodes = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
-        raise ValueError(
-            f"{rows} holds conversations and {episodes} does not: give --data files of one kind"
-        )
-    return any(kinds.values())
+
+    def is_row(row: dict) -> bool:
+        return "version" not in row or not FIELDS.isdisjoint(row)
+
+    return are_all(paths, lambda row: is_row(row) and not is_recorded(row), "conversations")
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:

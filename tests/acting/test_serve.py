@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.toy import COLOURS, SENTENCES
-from minidpo.acting.endpoint import message_of, settled
-from minidpo.acting.serve import Serve, listening
+from minidpo.acting.endpoint import Serve, message_of, settled
+from minidpo.acting.serve import listening
 from minidpo.commands import by_hand
 from minidpo.data import recorded
 from minidpo.data.batch import batch_logps, batch_scores, collate
@@ -60,8 +59,7 @@ def serving(base, sampler=None, rows=4, **options):
         desk = server.endpoint.answering
         if sampler:
             desk.samplers[1.0], desk.texts[1.0] = sampler(desk.stop), dict.fromkeys(range(rows), ())
-        thread = threading.Thread(target=desk.run)
-        thread.start()
+        threading.Thread(target=desk.run, daemon=True).start()
         port = server.server_address[1]
         with openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
@@ -74,8 +72,6 @@ def serving(base, sampler=None, rows=4, **options):
                 limit=server.endpoint.limit,
                 endpoint=server.endpoint,
             )
-        desk.close()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -476,19 +472,19 @@ def test_whatever_is_said_the_agents_tokens_alone_are_learned_turn_by_turn(
             "tools": TOOLS,
             "max_tokens": 300,
         }
-        (told,) = endpoint.answers(body, f"call{len(talk.said)}-{draw.random()}", talk.name, here)
-        assert endpoint.chat.decode(told.ids) == answer
+        (told,) = endpoint.answers(body, talk.name, f"call{draw.random()}", here)
+        assert endpoint.chat.decode(told.call.ids) == answer
         talk.said.append(told)
         role = "tool" if "tool_calls" in told.message else "user"
         talk.messages += [told.message, {"role": role, "content": heard}]
     here.close(), there.close()
     if named:
-        assert [talk.said[-1].conversation for talk in talks] == [talk.name for talk in talks]
+        assert [talk.said[-1].call.conversation for talk in talks] == [talk.name for talk in talks]
     for talk in talks:
-        endpoint.judge({"conversation": talk.said[-1].conversation, "solved": True})
+        endpoint.judge({"conversation": talk.said[-1].call.conversation, "solved": True})
     episodes = recorded.read([path])
     # conversations that said the same so far may change places, and so are compared by what they said
-    expected = sorted([firsts[n], *(t.ids for t in talk.said)] for n, talk in enumerate(talks))
+    expected = sorted([firsts[n], *(t.call.ids for t in talk.said)] for n, talk in enumerate(talks))
     first = {e.seed: int("page 1" in endpoint.chat.decode(e.turns[0].read)) for e in episodes}
     assert len(first) == len(set(first.values()))
     found = sorted([first[e.seed], *(turn.ids for turn in e.turns)] for e in episodes)
@@ -518,7 +514,8 @@ def base_chat(base, tmp_path_factory):
 
     before = Script.say
     with serving(base, Now, record=path) as served:
-        yield replace(served.endpoint, limit=10**6), path
+        served.endpoint.limit = 10**6
+        yield served.endpoint, path
     Script.say = before
 
 

@@ -14,7 +14,6 @@ from minidpo.learning.preferences import tokenise
 from minidpo.learning.rollouts import own_rollouts
 
 CHAT = tiny.chat()
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "seed": 1, "max_new_tokens": 9}
 
 
 def call(name, conversation="a", after=None, read=(5, 6), ids=(7,), **changes):
@@ -28,7 +27,8 @@ def call(name, conversation="a", after=None, read=(5, 6), ids=(7,), **changes):
         ids,
         (-0.5,) * len(ids),
         f"tiny@w-{CHAT.fingerprint}",
-        SAMPLING,
+        1.0,
+        1.0,
     )
     return {**json.loads(line.to_json()), **changes}
 
@@ -97,7 +97,7 @@ def test_verdicts_may_be_in_a_file_of_their_own_and_a_conversation_in_two(tmp_pa
         call("2", ids=[]),
         call("2", logps=[]),
         call("2", read=["a"]),
-        call("2", sampling={}),
+        call("2", top_p=None),
         {**call("2"), "what": 1},
         {"conversation": "a", "solved": 1},
         {"conversation": "a", "solved": True, "reward": 1},
@@ -131,7 +131,7 @@ def test_files_of_two_kinds_are_refused(tmp_path):
 
 
 def test_what_was_sampled_at_another_temperature_is_no_sample_of_the_policy(tmp_path):
-    warm = call("2", after="1", sampling={**SAMPLING, "temperature": 0.5})
+    warm = call("2", after="1", temperature=0.5)
     (episode,) = recorded.read([jsonl(tmp_path / "x", call("1"), warm, verdict())])
     assert episode.sampling["temperature"] == [1.0, 0.5]
     with pytest.raises(ValueError, match="conversation a: .*temperature 1"):
