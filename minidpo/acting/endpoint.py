@@ -258,15 +258,16 @@ class Given:
 
 
 class Prompt(NamedTuple):
-    """A prompt's ids, the last answer in it that was given here, and how often it was asked before."""
+    """A prompt as ids, and what it goes on from."""
 
     ids: tuple[int, ...]
-    after: Given | None
-    number: int
+    after: Given | None  # the last answer in it that was given here
+    alone: bool  # whether no other was given that says the same there
+    number: int  # how often it was asked before
 
 
 class Memory:
-    """The answers that were given, by the conversation up to each. Who calls `after` or `add` holds `lock`."""
+    """The answers that were given, by the conversation up to each."""
 
     def __init__(self, chat: Chat):
         self.chat, self.lock = chat, threading.Lock()
@@ -276,11 +277,13 @@ class Memory:
     def prompt(self, want: Wanted) -> Prompt:
         """The prompt as ids, of which earlier answers are those that were sampled. Raises ValueError with the
         template's reason."""
+        marks = marks_of(want.messages, want.tools)
         with self.lock:
-            after = given = self.after(want)
-            mark = marks_of(want.messages, want.tools)[-1]
-            number = self.times.get(mark, 0)
-            _put(self.times, mark, number + 1)
+            number = self.times.get(marks[-1], 0)
+            _put(self.times, marks[-1], number + 1)
+            found = next(filter(None, map(self.given.get, reversed(marks))), [])
+        named = (given for given in found if given.call.conversation == want.conversation)
+        after = given = next(named, found[0] if found else None)
         messages = list(want.messages)
         while given:
             messages[given.place] = Message("assistant", given.call.answer, given.call.ids)
@@ -288,28 +291,22 @@ class Memory:
         ids = tuple(self.chat.prompt(messages, want.tools))
         if after and hash(ids[: after.length]) != after.fingerprint:
             after = None
-        return Prompt(ids, after, number)
+        return Prompt(ids, after, len(found) == 1, number)
 
-    def after(self, want: Wanted, same: Given | None = None) -> Given | None:
-        """The last answer in the messages that was given here, of the same ids as `same`: one of the
-        conversation that is named, else one from which no other goes on."""
-        for mark in reversed(marks_of(want.messages, want.tools)):
-            found = self.given.get(mark, [])
-            found = [g for g in found if same is None or g.fingerprint == same.fingerprint]
-            if found:
-                return min(
-                    found, key=lambda g: (g.call.conversation != want.conversation, g.goes_on)
-                )
-        return same
+    def conversation(self, want: Wanted, prompt: Prompt) -> str:
+        """Of which conversation an answer is. It has a new name where another may go on from the same."""
+        if want.conversation:
+            return want.conversation
+        if prompt.after and prompt.alone and not prompt.after.goes_on:
+            return prompt.after.call.conversation
+        return uuid.uuid4().hex[:16]
 
-    def add(
-        self, want: Wanted, prompt: Prompt, call: Call, after: Given | None, shown: dict
-    ) -> None:
+    def add(self, want: Wanted, prompt: Prompt, call: Call, shown: dict) -> None:
         """Remember an answer, which its client was shown so."""
-        if after:
-            after.goes_on = True
+        if prompt.after:
+            prompt.after.goes_on = True
         ids = prompt.ids + call.ids
-        given = Given(call, after, len(want.messages), len(ids), hash(ids))
+        given = Given(call, prompt.after, len(want.messages), len(ids), hash(ids))
         messages = messages_of({"messages": [shown]}, "messages", "the answer")
         mark = marks_of((*want.messages, *messages), want.tools)[-1]
         _put(self.given, mark, [*self.given.get(mark, []), given][-REMEMBERED:])
@@ -424,12 +421,11 @@ class Endpoint:
             ids = ids[:-1]  # what the client does not see is not kept
         message = message_of(text, want.tools is not None)
         reason = "tool_calls" if "tool_calls" in message else reason
+        after = prompt.after
+        new = want.messages[after.place + 1 :] if after else want.messages
         with self.memory.lock:
-            after = prompt.after and self.memory.after(want, prompt.after)
-            new = want.messages[after.place + 1 :] if after else want.messages
-            same = after.call.conversation if after else uuid.uuid4().hex[:16]
             call = Call(
-                conversation=want.conversation or same,
+                conversation=self.memory.conversation(want, prompt),
                 call=want.call,
                 after=after.call.call if after else None,
                 heard="\n".join(message.content for message in new),
@@ -443,5 +439,5 @@ class Endpoint:
             )
             if self.record:
                 self.record.add(call)
-            self.memory.add(want, prompt, call, after, message)
+            self.memory.add(want, prompt, call, message)
         return Told(message, reason, len(prompt.ids), call)

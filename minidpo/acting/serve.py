@@ -4,7 +4,8 @@
 
 POST /v1/chat/completions and GET /v1/models are OpenAI's. Each answer names its `conversation`, in a stream the last
 chunk does; POST /v1/verdicts {"conversation": ID, "solved": true} judges it. A conversation goes on where a prompt begins
-with an earlier one and its answer. Where several begin alike, the header X-Conversation-Id keeps them apart.
+with an earlier one and its answer. Where several could go on there, the answer has a new name. The header
+X-Conversation-Id gives one name to all.
 `train.py` learns from the record.
 """
 

@@ -428,6 +428,22 @@ def test_the_recorded_ids_and_log_probs_are_those_that_the_trainer_computes(serv
         own_rollouts([episode])
 
 
+def test_a_conversation_that_is_asked_to_go_on_twice_has_a_branch_with_a_name_of_its_own(
+    base, tmp_path
+):
+    with serving(base, scripted(["a", "b"]), record=tmp_path / "x") as served:
+        first = ask(served)
+        longer = [*ASKED, first.choices[0].message, {"role": "user", "content": "and?"}]
+        one, other = ask(served, longer), ask(served, longer)
+        assert one.conversation == first.conversation != other.conversation
+        judge(served, one.conversation, True)
+        judge(served, other.conversation, False)
+        found = recorded.read([tmp_path / "x"])
+        assert [(e.said, e.solved) for e in found] == [(("a", "b"), True), (("a", "b"), False)]
+        mine = [ask(served, longer, extra_headers={"X-Conversation-Id": "mine"}) for _ in "12"]
+        assert [answer.conversation for answer in mine] == ["mine", "mine"]
+
+
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
 answers = st.one_of(
     words, st.sampled_from([CALL, f"I press.\n{CALL}", f"{CALL}\n{CALL}", "<|im_end|>", "[]"])
@@ -435,8 +451,12 @@ answers = st.one_of(
 turns = st.lists(st.tuples(answers, words), min_size=1, max_size=4)
 
 
+SAME = [[(CALL, "x"), ("done", "y")]] * 2
+
+
 @few
-@example([[(CALL, "x"), ("done", "y")], [(CALL, "x"), ("done", "y")]], [0, 0], False, 0)
+@example(SAME, [0, 0], False, 0)
+@example(SAME, [0, 0], True, 0)
 @given(
     st.lists(turns, min_size=1, max_size=4),
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
@@ -480,15 +500,23 @@ def test_whatever_is_said_the_agents_tokens_alone_are_learned_turn_by_turn(
     here.close(), there.close()
     if named:
         assert [talk.said[-1].call.conversation for talk in talks] == [talk.name for talk in talks]
-    for talk in talks:
-        endpoint.judge({"conversation": talk.said[-1].call.conversation, "solved": True})
+    for n, talk in enumerate(talks):
+        endpoint.judge({"conversation": talk.said[-1].call.conversation, "solved": n % 2 == 0})
     episodes = recorded.read([path])
-    # conversations that said the same so far may change places, and so are compared by what they said
-    expected = sorted([firsts[n], *(t.call.ids for t in talk.said)] for n, talk in enumerate(talks))
     first = {e.seed: int("page 1" in endpoint.chat.decode(e.turns[0].read)) for e in episodes}
     assert len(first) == len(set(first.values()))
-    found = sorted([first[e.seed], *(turn.ids for turn in e.turns)] for e in episodes)
-    assert found == expected
+    found = {
+        e.conversation: (first[e.seed], [turn.ids for turn in e.turns], e.solved) for e in episodes
+    }
+    assert found == {
+        talk.said[-1].call.conversation: (
+            firsts[n],
+            [told.call.ids for told in talk.said],
+            n % 2 == 0,
+        )
+        for n, talk in enumerate(talks)
+    }
+    assert len(episodes) == len(found) == len(talks)
     dialogues = [episode.dialogue(endpoint.chat) for episode in episodes]
     for episode, (ids, owners) in zip(episodes, dialogues):
         for n, turn in enumerate(episode.turns):
