@@ -210,8 +210,11 @@ def settled(text: str, stops: Sequence[str], tools: bool) -> str:
     ('I look.', '1, 2, ')
     """
     longest = max(map(len, [*stops, *[CALLS] * tools]), default=1)
-    text = text[: max(0, len(text) + 1 - longest)].rstrip("\ufffd")  # half a character
-    return text.partition(CALLS)[0].rstrip() if tools else text
+    end = max(0, len(text) + 1 - longest)
+    if tools and CALLS in text:
+        end = min(end, text.index(CALLS))
+    text = text[:end].rstrip("\ufffd")  # half a character
+    return text.rstrip() if tools else text
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:

@@ -392,17 +392,21 @@ def test_a_call_that_cannot_be_read_stays_text(bad):
 
 
 texts = st.lists(
-    st.sampled_from(["a", " ", "\n", "<tool", "<tool_call>", "EN", "END", "é", "{", CALL]),
+    st.sampled_from(
+        ["a", " ", "\n", "<tool", "<tool_call>", "EN", "END", "é", '{"name": "f"}', CALL]
+    ),
     max_size=8,
 ).map("".join)
 
 
+@example("a<tool_call>", '{"name": "f"}', True)
 @given(texts, texts, st.booleans())
 def test_what_is_settled_stays_whatever_comes(text, more, tools):
+    text = text.replace("END", "")  # that would have been the end
     whole = text + more
     cut = whole.find("END")
     final = message_of(whole[:cut] if cut >= 0 else whole, tools)["content"] or ""
-    assert final.startswith(settled(text, ["END"], tools)) or "END" in text
+    assert final.startswith(settled(text, ["END"], tools))
 
 
 # what is recorded
