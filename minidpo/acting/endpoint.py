@@ -41,10 +41,11 @@ READ = "model messages tools temperature top_p max_tokens max_completion_tokens 
 NOTES = (
     "stream_options logprobs user metadata store service_tier safety_identifier prompt_cache_key"
 )
-# what is not done here may be asked for only as what is done
-UNDONE: dict[str, Any] = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "top_logprobs": 0}
-UNDONE |= {"logit_bias": {}, "response_format": {"type": "text"}}
-UNDONE |= {"tool_choice": "auto", "parallel_tool_calls": True}
+# What is not done here may be asked for only as what is done. No call is forced where one is required: who asks
+# for one checks that it has come.
+UNDONE: dict[str, list] = {"n": [1], "frequency_penalty": [0], "presence_penalty": [0]}
+UNDONE |= {"logit_bias": [{}], "top_logprobs": [0], "response_format": [{"type": "text"}]}
+UNDONE |= {"tool_choice": ["auto", "required"], "parallel_tool_calls": [True]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +128,9 @@ class Wanted(NamedTuple):
 def wanted(body: dict, conversation: str | None, call: str) -> Wanted:
     """What a body asks for. Raises Refused, which names the field."""
     for key, value in body.items():
-        if key not in f"{READ} {NOTES}".split() and value not in (None, UNDONE.get(key)):
-            hint = f" other than {json.dumps(UNDONE[key])}" if key in UNDONE else ""
+        if key not in f"{READ} {NOTES}".split() and value not in [None, *UNDONE.get(key, [])]:
+            done = " or ".join(map(json.dumps, UNDONE.get(key, [])))
+            hint = done and f" other than {done}"
             raise Refused(400, f"{key}{hint} is not supported: leave it out", key)
     stops = body.get("stop") or []
     stops = [stops] if isinstance(stops, str) else stops

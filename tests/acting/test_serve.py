@@ -206,6 +206,12 @@ def chat(served, **changes):
         ({"tools": [1]}, 400, None, "messages"),
         ({"n": 2}, 400, None, "n"),
         ({"response_format": {"type": "json_object"}}, 400, None, "response_format"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            400,
+            None,
+            "tool_choice",
+        ),
         ({"what": 1}, 400, None, "what"),
     ],
     ids=str,
