@@ -140,11 +140,10 @@ def open_policy(
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}
     what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
-    written = f"{chat.tokenizer.to_str()} {chat.template.source}"
-    weights, words = (hashlib.sha256(x.encode()).hexdigest()[:12] for x in (what, written))
+    weights = hashlib.sha256(what.encode()).hexdigest()[:12]
     if not setup.machine.quantize:
         merge(model, setup.dtype, adapter or source)
-    return model.requires_grad_(False).eval(), chat, f"{weights}-{words}"
+    return model.requires_grad_(False).eval(), chat, f"{weights}-{chat.fingerprint}"
 
 
 def merge(model: Transformer, dtype: torch.dtype, name: str | Path) -> None:
