@@ -309,8 +309,11 @@ def until(true, seconds=10):
 
 def test_of_too_many_at_once_some_are_told_to_come_later_and_the_others_are_answered(base):
     with serving(base, Script, rows=2, waiting=3) as served, ThreadPoolExecutor(100) as pool:
-        first = [pool.submit(ask, served, max_tokens=900) for _ in range(5)]
-        until(lambda: served.endpoint.answering.is_full)
+        answering = served.endpoint.answering
+        first = [pool.submit(ask, served, max_tokens=900) for _ in range(2)]
+        until(lambda: len(answering.writing) == 2)
+        first += [pool.submit(ask, served, max_tokens=900) for _ in range(3)]
+        until(lambda: answering.is_full)
         with pytest.raises(openai.RateLimitError):
             ask(served)
         found = list(pool.map(lambda _: post(served, chat(served))[0], range(100)))
