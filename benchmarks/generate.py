@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from answers import generate  # noqa: E402
 
-from minidpo.memory.packing import Packed, can_pack, pack  # noqa: E402
+from minidpo.memory.packing import Packed, can_pack, pack, saves_time  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.sampling import Request  # noqa: E402
 
@@ -47,7 +47,7 @@ def ours(work: dict) -> dict:
     torch.set_num_threads(work["threads"])
     model = checkpoint.load(work["base"], getattr(torch, work["dtype"]), work["device"])
     model.requires_grad_(False).eval()
-    if len(work["prompts"]) > 1 or work["dtype"] == "bfloat16":  # as a policy does
+    if saves_time(model, len(work["prompts"])):  # as a policy does
         pack(model)
     requests, seconds = requests_of(work), []
     for _ in range(1 + work["repeats"]):
@@ -67,7 +67,7 @@ def floor(work: dict) -> dict:
     dtype = getattr(torch, work["dtype"])
     model = checkpoint.load(work["base"], dtype, work["device"]).requires_grad_(False)
     weights = [m.weight for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
-    packing = can_pack(model.head_weight) and (len(work["prompts"]) > 1 or dtype == torch.bfloat16)
+    packing = can_pack(model.head_weight) and saves_time(model, len(work["prompts"]))
     body = [Packed(w, None) if packing else lambda x, w=w: x @ w.t() for w in weights]
     rows = len(work["prompts"])
     distinct = len({tuple(ids) for ids in work["prompts"]})
