@@ -12,13 +12,13 @@ of one row lets only its own text decide what is read together.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.nf4 import Int8Matrix
+from minidpo.memory.packing import unpacked
 from minidpo.memory.quantised import expand
 from minidpo.model.decoder import Transformer
 
@@ -42,7 +42,7 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) >= MANY:  # codes are exact in either dtype
             dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-            y = F.linear(rows.to(dtype), self.codes.to(dtype))
+            y = unpacked(rows.to(dtype), self.codes.to(dtype))
         else:
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.codes, self.ones)
         y = y.float().mul_(self.scales)
