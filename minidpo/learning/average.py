@@ -1,7 +1,7 @@
 """Averaging: one adapter from several that were trained from the same one, by the mean of their weights.
 
 Training that teaches something new also unteaches; the mean of the weights before it and after it can have
-most of both (on MiniWoB++: `docs/log.md`, "All of MiniWoB++").
+most of both (on MiniWoB++: `docs/log.md`, 2026-11-26).
 
 Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT; α is a weight); after RLHF and DPO: Lin et al. 2023,
 arXiv:2309.06256. Differs from the papers: they average W, this A and B, so that the rank stays. mean(B)
