@@ -120,7 +120,7 @@ def open_policy(
 ) -> tuple[Transformer, Chat, str]:
     """A policy to act with, merged unless the base is or stays quantised; its chat; and its fingerprint.
 
-    In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
+    In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, "Memory"); with
     `act_dtype` float32 nothing is lost. The fingerprint, WEIGHTS-CHAT, is of all weights that were read and the
     dtype, and of the tokenizer and the chat template. It is not of merged weights, whose last bits depend on
     the processor. Raises ValueError, before weights are read, if they do not fit.

@@ -199,7 +199,7 @@ def row_length(tokens: int) -> int:
     """The length that so many tokens are padded to: at most a sixteenth longer, and one of few lengths.
 
     Steps then ask the allocator again for blocks of sizes that it has had; with a new length in each, glibc's
-    heap grew and searching it took ever longer (docs/log.md, 2026-11-28, "fourth").
+    heap grew and searching it took ever longer (docs/log.md, "Speed").
 
     >>> [row_length(n) for n in (31, 33, 100, 1000)]
     [31, 34, 100, 1024]
