@@ -25,6 +25,10 @@ SMALL = 20_000_000
 class Packed(nn.Module):
     """nn.Linear with a packed weight, x (...,in) -> (...,out); `activation` "swish" (SiLU) is fused in."""
 
+    keeps_bits = (
+        True  # of a row, whatever is beside it: the sampler asks; `int8` has no such promise
+    )
+
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
