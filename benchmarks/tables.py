@@ -159,7 +159,7 @@ def entries() -> Table:
 def rows_of(name: str, *rows: str) -> Table:
     """Success of a study's rows, and their gains over the policy that they began with and over `dpo`."""
     study, (suite, other) = studied(recorded(name)), SUITES_OF[name]
-    head = ["row", "page", "seeds", "golden", "explored", f"{suite}, %", "over its start"]
+    head = ["row", "today", "seeds", "golden", "explored", f"{suite}, %", "over its start"]
     head += [f"over `{BASE}`", f"{other}, %"]
     table = []
     for row in rows or study:
