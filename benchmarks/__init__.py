@@ -1,6 +1,6 @@
 """Scripts that measure; what they measured lies in results/, with date, machine, versions and command.
 
-The learning       study/ (docs/results.md, docs/learners.md), miniwob and new_pages (docs/miniwob.md)
+The learning       study (docs/learners.md), miniwob (docs/miniwob.md), tables
 Steps of training  growth (beside TRL: minidpo_side, trl_side), deep_trees, head_memory, shared_cores,
                    allocator, qwen2_7b, qwen2_7b_cuda
 Acting             generate (with answers; beside transformers and llama.cpp: peer_generate), rollout
