@@ -20,8 +20,10 @@ def rows() -> list[tuple[str, Iterable[str]]]:
     tasks = SUITES["all"]
     found: list[tuple[str, Iterable[str]]] = [
         (f"`{suite}`, {len(SUITES[suite])}", SUITES[suite])
-        for suite in ("all", "report", "demo", "webgum-56")
+        for suite in ("report", "demo", "webgum-56")
     ]
+    others = [task for task in tasks if task not in SUITES["webgum-56"]]
+    found.append((f"the other {len(others)}", others))
     for steps in sorted({STEP_LIMIT(task) for task in tasks} - {USUAL_STEPS}):
         found.append((f"{steps} steps", [task for task in tasks if STEP_LIMIT(task) == steps]))
     for reward in sorted({THRESHOLD(task) for task in tasks} - {USUAL_THRESHOLD}):
