@@ -84,7 +84,7 @@ def changes(observation: str, before: str) -> str | None:
 
 
 def page(observation: str, turn_before: Turn | None, instruction: str) -> Message:
-    """What the agent is shown: first the task and the page; later the last error, if any, and the page or its changes."""
+    """What the agent is shown: first task and page; later the last error, if any, and the page or its changes."""
     if turn_before is None:
         return Message("user", f"task: {instruction}\npage:\n{observation}")
     trouble = "" if turn_before.error is None else f"error: {turn_before.error}\n"

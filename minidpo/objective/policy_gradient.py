@@ -20,9 +20,9 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     reward (B,) float; group (B,) int64, equal for what may be compared: the episodes of an instance, or the
     actions tried in one state. Returns (B,): 0 in a group without variance, such as a group of one.
     Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2. scale=False: Liu et al. 2025 (Dr. GRPO),
-    arXiv:2503.20783, because dividing by the std makes easy and hard groups count more than mixed ones. Raises ValueError
-    if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
-    added to it (TRL adds 1e-4).
+    arXiv:2503.20783, because dividing by the std makes easy and hard groups count more than mixed ones.
+    Raises ValueError if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1),
+    and nothing is added to it (TRL adds 1e-4).
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1]))
     tensor([ 1.1547, -0.5774, -0.5774,  0.0000])
@@ -34,7 +34,7 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
         torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
         for kind in ("amin", "amax")
     )
-    spread = (high - low)[group]  # not `above`: the mean of equal numbers may differ in the last bit
+    spread = (high - low)[group]  # not `above`: the mean of equal numbers may be off by a bit
     if scale:
         above = above / spread  # within [-1, 1], because the squares of tiny rewards would be 0
         variance = group_means(above**2, group) * count / (count - 1)
@@ -155,8 +155,9 @@ def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
 def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """PPO's loss of a value function per turn: max((V - R)², (V_clipped - R)²) / 2, all (S,) -> (S,).
 
-    V_clipped is V, clamped to within `clip` of old_value, with which the advantages were computed. Raises ValueError unless clip
-    is finite and >= 0. Differs from the paper (arXiv:1707.06347): values are clipped, as in its authors' code.
+    V_clipped is V, clamped to within `clip` of old_value, with which the advantages were computed. Raises
+    ValueError unless clip is finite and >= 0. Differs from the paper (arXiv:1707.06347): values are clipped, as
+    in its authors' code.
 
     >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     tensor([0.3200])
