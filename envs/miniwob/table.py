@@ -1,10 +1,7 @@
-"""Fills the table of docs/tasks.md from the code: every task, and what differs between tasks.
-
-    python -m envs.miniwob.table
-"""
+"""`python -m envs.miniwob.table` fills the table of docs/tasks.md: every task, and what differs between tasks."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from envs.miniwob.experts.by_task import WITHOUT
@@ -24,15 +21,24 @@ def rows() -> list[tuple[str, Iterable[str]]]:
     ]
     others = [task for task in tasks if task not in SUITES["webgum-56"]]
     found.append((f"the other {len(others)}", others))
-    for steps in sorted({STEP_LIMIT(task) for task in tasks} - {USUAL_STEPS}):
-        found.append((f"{steps} steps", [task for task in tasks if STEP_LIMIT(task) == steps]))
-    for reward in sorted({THRESHOLD(task) for task in tasks} - {USUAL_THRESHOLD}):
-        found.append(
-            (f"solved from {reward:g}", [task for task in tasks if THRESHOLD(task) == reward])
-        )
+    steps, rewards = grouped(STEP_LIMIT, tasks), grouped(THRESHOLD, tasks)
+    found += [(f"{n} steps", steps[n]) for n in sorted(steps) if n != USUAL_STEPS]
+    found += [(f"solved from {r:g}", rewards[r]) for r in sorted(rewards) if r != USUAL_THRESHOLD]
     found.append(("reloaded", sorted(RELOAD)))
     found += [(f"no expert: {reason}", without) for without, reason in WITHOUT.items()]
     found += [(f"wall clock: {what}", [task]) for task, what in BY_THE_CLOCK.items()]
+    return found
+
+
+def grouped(number_of: Callable[[str], float], tasks: Iterable[str]) -> dict[float, list[str]]:
+    """The tasks with each number.
+
+    >>> grouped(len, ["bat", "ox", "ant"])
+    {3: ['bat', 'ant'], 2: ['ox']}
+    """
+    found: dict[float, list[str]] = {}
+    for task in tasks:
+        found.setdefault(number_of(task), []).append(task)
     return found
 
 

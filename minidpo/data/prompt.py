@@ -145,7 +145,7 @@ class Conversation:
     given: int
     name: str
     instance: tuple[str, int]  # conversations with the same prompt share it, and so share a tree
-    solved: bool = True  # False if it is known to have failed: then a chosen one is not imitated as well
+    solved: bool = True  # if it is known to have failed, a chosen one is not imitated as well
     context: frozenset[int] = frozenset()
     tools: str | None = None  # the functions that the agent may call, JSON
 

@@ -84,8 +84,6 @@ def over_all(
         )
         batch = to_device(collate_groups(data, groups, *weights), device)
         values[to_device(places, device)] = read(batch).to(values.dtype)
-    all_gather(
-        None, phase=True
-    )  # waits for the slowest process to finish its whole share
+    all_gather(None, phase=True)  # waits for the slowest process to finish its whole share
     sum_over_ranks(values)  # each process has filled in its own numbers
     return values

@@ -108,7 +108,7 @@ def ppo(
         if number not in passes:
             name = f"values-{number}.safetensors"
             path = run.folder / name
-            if done >= options.batch and not path.is_file():  # the policy has moved since the pass began
+            if done >= options.batch and not path.is_file():  # the policy has moved since then
                 raise ValueError(
                     f"{path} is gone, the values that this pass began with: delete {run.state}, too"
                 )
