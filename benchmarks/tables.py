@@ -62,7 +62,7 @@ def filled(text: str) -> str:
         if name == "figures":
             template = match[2].removeprefix("figures").strip()
             return match[1] + template.format_map(Results()) + "\n" + match[3]
-        if name == "tasks":  # by envs/miniwob/table.py, because its examples are on the pages
+        if name == "tasks":  # envs/miniwob/table.py fills it
             return match[0]
         if name not in TABLES:
             raise ValueError(f"no table is called {name!r}; there are {', '.join(TABLES)}")

@@ -46,10 +46,10 @@ SEEDS: dict[str, range] = {
     for index, name in enumerate(("base", "demos", "rollouts", "validation", "test"))
 }
 
-# What moves by the wall clock, so an episode need not be the same again. No other clock of a page runs.
+# What moves by the wall clock, so the same actions may give another episode. Every other clock of a page is off.
 BY_THE_CLOCK = {
-    "stock-market": "its price, every 100 ms",
-    "drag-cube": "its cube, every 20 ms while and after a button is down",
+    "stock-market": "the price changes every 100 ms",
+    "drag-cube": "the cube turns every 20 ms while a mouse button is down, and after",
 }
 
 # Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place leaves something

@@ -1,4 +1,4 @@
-"""The algorithms, a page each: its options, then the algorithm as a generator of policies.
+"""The algorithms, one page each: the options, then the algorithm as a generator of policies.
 
 Read `ef_dpo.py` first, then `eto.py` beside Algorithm 1 of its paper. ALGORITHMS is the table of commands.
 """

@@ -1,9 +1,9 @@
-"""AgentEvol: a new policy each round on everything that was paid enough (Xi et al. 2024, arXiv:2406.04151).
+"""AgentEvol: each round, a new policy imitates all episodes with enough reward (Xi et al. 2024, arXiv:2406.04151).
 
     π_0   imitates the demonstrations
     each round: π plays each of some instances (exploration step)
-                a new π, from the base on, maximises r · log π of the demonstrations and of all episodes so far
-                whose reward reaches a threshold (learning step)
+                a new π, trained from the base, maximises r · log π of the demonstrations and of all episodes so
+                far whose reward r reaches a threshold (learning step)
 
 Differs from the paper: instances are new in each round; a share of the agent's episodes can be drawn.
 """
@@ -20,14 +20,14 @@ from minidpo.system.ranges import Positive, Share
 
 @dataclass(frozen=True)
 class AgentEvol(Exploring):
-    """AgentEvol: each round trains a new policy on demonstrations and own episodes, weighed by their reward."""
+    """AgentEvol: each round trains a new policy on demonstrations and own episodes, weighted by their reward."""
 
     rounds: Positive[int] = 4
     group: Positive[int] = 1
     threshold: Share[Positive[float]] = 1.0
     "least reward of an episode that is imitated"
     share: Share[Positive[float]] = 1.0
-    "share of the agent's episodes that is drawn of these; the demonstrations are all taken"
+    "share of the agent's own such episodes that is drawn; all demonstrations are imitated"
     imitation: SFT = SFT(epochs=1, lr=1e-5)
 
 

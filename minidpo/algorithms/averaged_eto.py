@@ -1,9 +1,9 @@
-"""ETO on new instances, and the mean of the weights before and after each round: the recipe of `minidpo/miniwob`.
+"""ETO on new instances, averaging the weights before and after each round: the recipe of `minidpo/miniwob`.
 
     π_0   imitates the demonstrations
-    π_1   goes on with its own successes on new instances
-    each round: π plays new instances, more of the tasks whose verdicts are mixed
-                a golden episode of the same instance ≻ what failed; solved instances are rehearsed
+    π_1   imitates its own successes on new instances, too
+    each round: π plays new instances, more of them from tasks with mixed verdicts
+                the instance's golden episode ≻ a failure; solved instances are rehearsed
                 π ← the mean of π and DPO(π) on these pairs
 
 ETO: Song et al. 2024, arXiv:2403.02502; the mean: Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT).

@@ -2,11 +2,11 @@
 
     π_0   imitates the demonstrations
     each round: π plays every demonstrated instance once
-                the demonstration ≻ what failed, noisy failures alone or the others alone
-                π ← DPO with each turn weighed by φ(t, N), equation 17, reference: the round's start
+                the demonstration ≻ a failure, using only noisy failures or only the others
+                π ← DPO with each turn weighted by φ(t, N), equation 17, reference: the round's start
 
-Differs from the paper: a failure is called noisy by rule (an unusable or a repeated action); the paper's clean
-setting cuts losers to the winner's length, which ours does not.
+Differs from the paper: a rule decides what is noisy (an unusable or a repeated action); the paper's clean
+setting also cuts losers to the winner's length.
 """
 
 from collections.abc import Iterator

@@ -6,9 +6,9 @@
                 π ← DPO on these pairs, reference: the round's start
                 (`average`: π ← the mean of its weights before and after)
 
-After the report "EF-DPO" (Qwen2-7B-Instruct, 5 demonstrations, 100 SFT and 50 DPO steps, beta 0.1, one round).
-Differs from the report: several rounds are possible, each on new instances. The mean: Wortsman et al. 2022,
-arXiv:2109.01903 (WiSE-FT).
+Source: the report "EF-DPO" (Qwen2-7B-Instruct, 5 demonstrations, 100 SFT and 50 DPO steps, beta 0.1, one
+round). Differs from the report: several rounds are possible, each on new instances. The mean of weights:
+Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT).
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from minidpo.learning.dpo import DPO
 
 @dataclass(frozen=True)
 class EFDPO(Exploring):
-    """EF-DPO: SFT on a few demonstrations, then DPO on own successes over own failures."""
+    """EF-DPO: SFT on a few demonstrations, then DPO on the agent's successes over its failures."""
 
     average: bool = False
-    "keep the mean of the weights before and after a round: half a step, which seldom does harm"
+    "keep the mean of the weights before and after each round, which is half a step"
     dpo: DPO = DPO(steps=50, beta=0.1)
 
 

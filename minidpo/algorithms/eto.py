@@ -2,15 +2,15 @@
 
     π_0   imitates the demonstrations
     each round: π plays every demonstrated instance once
-                pair it with the demonstration, whichever was paid more ≻ the other
+                pair it with the demonstration: the one with more reward ≻ the other
                 π ← DPO on these pairs, reference: the round's start
 
-Appendix C contrasts steps: π goes on from golden steps, and of two ways on the one that led to success ≻ the
-other. `contrast` chooses between whole episodes, steps, and the mixture of both.
+Appendix C contrasts steps: π continues from golden steps, and the action that led to success ≻ one that did
+not. `contrast` chooses between whole episodes, steps, and both.
 
-Differs from the paper: a LoRA adapter in place of all weights; beta and learning rate are alike in all rounds,
-where the authors' script changes them from the second on; the best round on validation is kept, not the last;
-an action that also began a success is not rejected.
+Differs from the paper: a LoRA adapter in place of all weights; beta and learning rate are the same in all
+rounds, where the authors' script changes them from the second on; the best round on validation is kept, not the
+last; an action that also led to a success is not rejected.
 """
 
 from collections.abc import Iterator

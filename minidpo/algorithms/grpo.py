@@ -1,9 +1,9 @@
-"""GRPO and its relatives: policy gradients whose baseline is the agent's other episodes of the instance.
+"""GRPO and its relatives: policy gradients that compare an episode with the agent's others of the instance.
 
     π_0   imitates the demonstrations
     each round: π plays a group of episodes on each of some new instances
                 A = how much better an episode was than its group
-                π ← steps on -min(ρA, clip(ρ)A) + kl·KL(π ‖ π_0), ρ to the policy that played
+                π ← steps on -min(ρA, clip(ρ)A) + kl·KL(π ‖ π_0), where ρ is the ratio to the policy that played
 
     advantage   A of a turn                                       source
     grpo        (R - mean) / std of the group                     Shao et al. 2024, arXiv:2402.03300
@@ -12,7 +12,7 @@
     gigpo       R - mean, and the same among turns on one page    Feng et al. 2025, arXiv:2505.10978
 
 R is the page's verdict, 1 or 0. Differs from the papers: the loss is a mean over all tokens of a step; groups
-without both outcomes are left out, for GiGPO, too; RLOO has a ratio and a clip a token.
+without both outcomes are left out, for GiGPO, too; RLOO has a clipped ratio for each token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,13 +50,13 @@ class GRPO(Groups):
     """GRPO, Dr. GRPO and RLOO."""
 
     advantage: Literal["grpo", "dr-grpo", "rloo"] = "grpo"
-    "how much better an episode was; grpo: than its group's mean, by the std; dr-grpo: without the std; rloo: \
-than the others' mean"
+    "what an episode is compared with; grpo: its group's mean, divided by the std; dr-grpo: without the std; rloo: \
+the others' mean"
 
 
 @dataclass(frozen=True)
 class GiGPO(Groups):
-    """GiGPO: turns are compared with those on the same page, too."""
+    """GiGPO: also compares turns on the same page."""
 
     gamma: Share[float] = 0.95
     "discount of the verdict for turns before the last"

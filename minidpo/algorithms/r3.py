@@ -2,14 +2,14 @@
 
     π_0   imitates the demonstrations
     each round: π plays a group of episodes on each of some new instances
-                V after a turn = how often π solves the page when it goes on from there
+                V after a turn = how often π solves the page when it continues from there
                 R_step ← a head on π's states, trained on these V by mean squared error
-                π ← PPO; a turn is paid β·R_step, and α·[solved] after the last; γ weighs the KL to π_0
+                π ← PPO; the reward of a turn is β·R_step, plus α·[solved] for the last; γ weights the KL to π_0
 
 Source: the overview of agent training, section 6; step values by continuations: Xiong et al. 2024 (IPR),
-arXiv:2406.11176. α = 1.0, β = 0.5, γ = 0.1 (`ppo.kl`, which stays). Differs from the paper: the KL is in the
-loss, not in the reward; the step reward is paid for π's own turns, which the head has seen in training, too,
-except on held-out instances. As in the formula, Σ R_step pays more for a longer way to the same end.
+arXiv:2406.11176. α = 1.0, β = 0.5, γ = 0.1 (`ppo.kl`, kept constant). Differs from the paper: the KL is in the
+loss, not in the reward; the head was trained on the same turns that it rewards, except on held-out instances.
+As in the formula, Σ R_step gives more reward to a longer way to the same end.
 """
 
 from collections.abc import Iterator

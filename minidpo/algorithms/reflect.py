@@ -1,13 +1,13 @@
-"""Reflection: a failure is told to the agent, it says what went wrong, and tries again after its own words.
+"""Reflection: after a failure the agent says what went wrong, and tries again with its own words in the prompt.
 
     π_0   imitates the demonstrations
     each round: π plays some new instances
-                where it failed, it is shown its attempt and asked what went wrong; it plays the instance again
-                with that in its prompt
+                where it failed, it reads its attempt and says what went wrong; then it plays the instance again
+                with these words in its prompt
                 a new π imitates the demonstrations and all successes so far, without the words
 
-Overview §7.4; Reflexion, Shinn et al. 2023, arXiv:2303.11366. Differs from the paper: what the words achieved is
-trained into the weights, and they are not kept for later episodes.
+Overview §7.4; Reflexion, Shinn et al. 2023, arXiv:2303.11366. Differs from the paper: the successes are trained
+into the weights, and the words are not kept for later episodes.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from minidpo.system.ranges import Positive
 
 @dataclass(frozen=True)
 class Reflection(Exploring):
-    """Reflection: failures are tried again after the agent's own words; successes are imitated without them."""
+    """Reflection: retry failures with the agent's own words in the prompt; imitate successes without them."""
 
     group: Positive[int] = 1
     retries: Positive[int] = 4
-    "attempts after the words"
+    "new attempts after each failure"
     imitation: SFT = SFT(lr=2e-4)
 
 

@@ -3,10 +3,10 @@
     π_0   imitates the demonstrations
     each round: π plays a group of episodes on each of some new instances
                 filtered:  a new π imitates the demonstrations and all successes so far
-                advantage: π goes on with all its episodes, each weighed by exp((verdict - group mean) / τ)
+                advantage: π imitates all its episodes, each weighted by exp((verdict - group mean) / τ)
 
 The weighted form is reward-weighted regression with a baseline (Peng et al. 2019, arXiv:1910.00177).
-Differs from the paper: several rounds; of equal successes on one instance one is imitated.
+Differs from the paper: several rounds; equal successes on one instance are imitated once.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from minidpo.system.ranges import Positive
 
 @dataclass(frozen=True)
 class RFT(Exploring):
-    """RFT: SFT on demonstrations, then on own episodes, filtered by their verdict or weighed by it."""
+    """RFT: SFT on demonstrations, then on own episodes, filtered or weighted by their verdict."""
 
     weighting: Literal["filtered", "advantage"] = "filtered"
-    "filtered: successes alone, from the base on; advantage: all episodes by their advantage, going on from π"
+    "filtered: only successes, trained from the base; advantage: all episodes by their advantage, continuing from π"
     temperature: Positive[float] = 0.5
-    "τ of the advantage weighting: towards 0 the best alone, large: all alike"
+    "τ of the advantage weighting: near 0 only the best count, if large all count equally"
     imitation: SFT = SFT(lr=2e-4)
 
 

@@ -1,14 +1,14 @@
 """RLHF: a reward model from preferences, then PPO on its reward with a KL to the start (Ouyang et al. 2022).
 
     π_0   imitates the demonstrations
-    R     orders pairs of π_0's episodes: -log σ(R(chosen) - R(rejected)), chosen solved ≻ rejected not
+    R     learns from pairs of π_0's episodes, solved ≻ failed: -log σ(R(chosen) - R(rejected))
     each round: π plays a group of episodes on each of some new instances
-                π ← PPO on the reward R(episode), paid after the last turn, and a KL(π ‖ π_0)
+                π ← PPO on the reward R(episode) after the last turn, and a KL(π ‖ π_0)
 
 Source: arXiv:2203.02155, section 3.5; Christiano et al. 2017, arXiv:1706.03741. Differs from the paper: the
-page's verdict takes the place of people who compare answers; the KL is in the loss and its weight follows a
-target (Ziegler et al. 2019, arXiv:1909.08593); no pretraining gradients are mixed in; the reward is not shifted
-to a mean of 0, because the value function learns its mean.
+page's verdict replaces people who compare answers; the KL is in the loss and its weight follows a target
+(Ziegler et al. 2019, arXiv:1909.08593); no pretraining gradients are mixed in; the reward is not shifted to mean
+0, because the value function learns its mean.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Options that several pages share: how much is demonstrated, explored and trained."""
+"""Options that several pages share: how much to demonstrate, explore and train."""
 
 from dataclasses import dataclass
 

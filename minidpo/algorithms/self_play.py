@@ -5,7 +5,7 @@
     each round: as EF-DPO
 
 Differs from the paper: pairs are own successes over own failures, where the paper takes the best sample as the
-golden episode; of equal successes on one instance one is imitated.
+golden episode; equal successes on one instance are imitated once.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from minidpo.system.ranges import Positive
 
 @dataclass(frozen=True)
 class SelfPlay(Rounds):
-    """Self-play: imitate what the base model solved by itself, then DPO on own outcomes."""
+    """Self-play: imitate the base model's own successes, then DPO on own outcomes."""
 
     instances: Positive[int] = 24
     "instances of each task explored in a round"

@@ -1,6 +1,6 @@
-"""Batches: trees side by side as tensors, with the weights W that make scores of their log-probs.
+"""Batches: trees side by side as tensors, with the weights W that turn their log-probs into scores.
 
-A batch knows which positions predict what the agent wrote, and W by its entries: each says how much one
+A batch holds the positions that predict the agent's tokens, and the entries of W: each says how much one
 token's log-prob counts in one trajectory's score. The model runs once over all trees; the vocabulary head
 runs only where the agent wrote.
 """
@@ -22,15 +22,15 @@ from minidpo.objective.scores import dmpo_weights, mean_weights, scores, sum_wei
 
 
 class Batch(NamedTuple):
-    """B trees side by side, padded on the right; the N tokens in them that count; W by its M entries."""
+    """B trees side by side, padded on the right; the N tokens that count; the M entries of W."""
 
     ids: Tensor  # (B,T)
     positions: Tensor  # (B,T)
-    ends: Tensor | None  # (B,T), or None if no tree has a branch: then plain causal attention does
-    predict: Tensor  # (N,) index into the flattened (B*T) positions: the one before the token
+    ends: Tensor | None  # (B,T); None if no tree has a branch, so that causal attention is enough
+    predict: Tensor  # (N,) the position before each token, in the flattened (B*T) positions
     targets: Tensor  # (N,) the token
-    column: Tensor  # (M,) which of the N tokens an entry of W is about
-    row: Tensor  # (M,) which score it belongs to; trajectories are numbered through all trees
+    column: Tensor  # (M,) of each entry, which of the N tokens
+    row: Tensor  # (M,) of each entry, which score; trajectories are numbered through all trees
     weight: Tensor  # (M,)
     rows: int
     tokens: int  # without padding
@@ -46,8 +46,8 @@ def collate(
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
 
     score: "sum", "mean" or "dmpo" (with gamma): the kind of weights (`objective/scores`). means: trajectories
-    that get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they
-    are grown already, with paths in the order of each group.
+    that get a second row, after all others, with the weights of a mean. trees: the groups' trees, if they are
+    grown already, with paths in the order of each group.
 
     >>> b = collate([[Dialogue([5, 6, 7], [-1, 0, 0]), Dialogue([5, 6, 8], [-1, 0, 0])]])
     >>> b.ids.tolist(), b.predict.tolist(), b.targets.tolist(), b.column.tolist(), b.row.tolist()
@@ -97,8 +97,8 @@ def collate(
 def _written(
     groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int
 ) -> tuple[list[int], ...]:
-    """What the agent wrote: a batch's `predict` and `targets`, then column, row and turn of W's entries."""
-    columns: dict[int, int] = {}  # by the token's place in the flattened batch
+    """The agent's tokens: a batch's `predict` and `targets`, then column, row and turn of W's entries."""
+    columns: dict[int, int] = {}  # of each token, by its place in the flattened batch
     predict, targets, column, row, turns = [], [], [], [], []
     n = 0
     for b, (group, tree) in enumerate(zip(groups, trees)):
@@ -130,9 +130,11 @@ def batch_logps(model: Transformer, batch: Batch, walk_above: int = sys.maxsize)
 def read_states(
     model: Transformer, batch: Batch, read: Callable, walk_above: int = sys.maxsize
 ) -> Tensor:
-    """What a head makes of the batch's N states, those at `predict`: read(hidden (n,C), which of the N these
-    are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
-    (`memory/depth_first`), and is read a segment at a time."""
+    """Apply `read` to the N hidden states that predict the agent's tokens.
+
+    read(hidden (n,C), which of the N these are) -> (n,...). Returns (N,...). A batch of one tree with more than
+    `walk_above` tokens is computed depth first (`memory/depth_first`) and read a segment at a time.
+    """
     if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
         padded = batch.ids, batch.positions, batch.ends
         unpadded = (tensor[0, : batch.tokens] for tensor in padded)
@@ -149,7 +151,7 @@ def batch_scores(model: Transformer, batch: Batch, walk_above: int = sys.maxsize
 
 
 def batches_within(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Trees by number in batches of at most `budget` tokens with padding; trees of like length go together.
+    """Batches of trees, by number, of at most `budget` tokens with padding; trees of similar length go together.
 
     A tree longer than the budget gets a batch of its own: nothing is cut or dropped.
 

@@ -1,13 +1,13 @@
-"""Focus: which tasks to explore more, by how often each was solved."""
+"""Curriculum: which tasks to explore more, by how often each was solved."""
 
 from collections.abc import Mapping
 
 
 def most_mixed(success: Mapping[str, float], instances: int) -> dict[str, int]:
-    """How many instances of each task to explore, `instances` a task on the average, most where p is near 1/2.
+    """How many instances of each task to explore: `instances` a task on average, most where p is near 1/2.
 
     success: p, the share of episodes that were solved, by task. Two episodes differ in their outcome with
-    probability 2p(1-p), and only such couples teach. Every task gets a quarter of the average, rounded down, and
+    probability 2p(1-p), and only such pairs teach. Every task gets a quarter of the average, rounded down, and
     at least 1, so a task that was always or never solved is still explored.
 
     >>> most_mixed({"never": 0.0, "half": 0.5, "mostly": 0.9, "always": 1.0}, instances=20)

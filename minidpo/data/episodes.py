@@ -1,8 +1,8 @@
 """Episodes: what happened, one JSON line each.
 
 An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
-Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
-appended episode by episode; a kill can only cut the last line short, and `Writer` repairs that.
+Demonstrations, rollouts and evaluations all use this record, so every tool reads every file. Episodes are
+appended one by one; a kill can only cut the last line short, and `Writer` repairs that.
 """
 
 import fcntl
@@ -28,12 +28,12 @@ BEGIN = b'{"version": '  # of each line
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: what the agent saw, what it answered, what came of it."""
+    """One turn: what the agent saw, what it answered, and how that was understood."""
 
-    observation: str  # the page as text, as it stood before the answer
+    observation: str  # the page as text, before the answer
     answer: str  # the agent's own words
-    action: str | None  # the action understood from it, in canonical form; None when there was none
-    # why the action was of no use; the agent reads it next, or its visit has ended
+    action: str | None  # the action in the answer, in canonical form; None if there is none
+    # why the action failed; the agent reads it next, unless its visit has ended
     error: str | None = None
     # the answer's tokens as sampled, with the stop token if it came
     ids: tuple[int, ...] | None = None
@@ -41,32 +41,32 @@ class Turn:
 
 
 def in_a_loop(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn did the same on the same page for the third time: this ends it, as "limit".
+    """Whether the last turn is the third with the same action on the same page. This ends an episode, as "limit".
 
-    WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854). Differs: that compares actions
-    alone, and a page may want the same action ten times.
+    WebArena's harness does so, too (Zhou et al. 2023, arXiv:2307.13854). Differs: theirs compares only
+    actions, although a page may need the same action ten times.
     """
     said = [(turn.observation, turn.action or turn.answer) for turn in turns if not is_silent(turn)]
     return bool(turns) and not is_silent(turns[-1]) and said.count(said[-1]) >= 3
 
 
 def is_silent(turn: Turn) -> bool:
-    """Whether it waited or pressed an arrow key: the page need not show what that did."""
+    """Whether the turn waited or pressed an arrow key, whose effect the page need not show."""
     return turn.error is None and bool(re.match(r"WAIT|PRESS.*Arrow", turn.action or ""))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an episode took. The tokens are the same each time it is played, the seconds are not."""
+    """What an episode cost. A replay has the same tokens, but not the same seconds."""
 
-    tokens_read: int  # of the pages and the task; the agent's own are not counted again
+    tokens_read: int  # of the pages and the task, without the agent's own
     tokens_written: int
-    model_s: float  # waiting for answers, beside the other episodes that the model wrote
+    model_s: float  # waiting for answers, while the model also wrote other episodes
     browser_s: float
 
 
 def player_of(policy: str) -> tuple[str, str]:
-    """Fingerprints of a player's weights and of its chat, wherever its adapter is kept; of a script its name.
+    """Fingerprints of a player's weights and of its chat, without its adapter's path; for a script, its name.
 
     >>> player_of("runs/a@0c1d-9e8f"), player_of("runs/a@0c1d"), player_of("expert")
     (('0c1d', '9e8f'), ('0c1d', ''), ('expert', ''))
@@ -78,8 +78,10 @@ def player_of(policy: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode; an environment failure is never one. `outcome` is solved, failed or limit, of a visit to a
-    page that no task is (`--url`) limit or stopped."""
+    """One episode; a failure of the environment is never recorded as one. `outcome` is solved, failed or limit.
+
+    A visit to a page of the web (`--url`) has the outcome limit or stopped.
+    """
 
     task: str
     seed: int
@@ -88,13 +90,13 @@ class Episode:
     turns: tuple[Turn, ...]
     outcome: str
     reward: float  # the page's raw reward
-    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@WEIGHTS-CHAT, or MODEL@ the same
-    # temperature, top_p, seed; or an expert's noise, seed
+    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", ADAPTER@WEIGHTS-CHAT or MODEL@WEIGHTS-CHAT
+    # temperature, top_p and seed; of an expert: noise and seed
     sampling: dict = field(default_factory=dict)
     cost: Cost | None = field(default=None, compare=False)
-    # turns given at its beginning: of a golden episode; of dagger and values, an agent's
+    # how many first turns were given: golden ones; for dagger and step values, an agent's
     forced: int = 0
-    shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
+    shots: tuple[str, ...] = ()  # solved examples before the task: pages and answers, alternately
     progress: float | None = None  # in files of before December 2026: how near a failure came
 
     @property
@@ -112,17 +114,17 @@ class Episode:
 
     @property
     def name(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"{self.task} seed {self.seed} episode {self.index}"
 
     @property
     def first_prompt(self) -> tuple[str, str]:
-        """All that its instance is to an agent before it acts: instruction and first page."""
+        """All that an agent knows of the instance before it acts: instruction and first page."""
         return self.instruction, self.turns[0].observation if self.turns else ""
 
     @property
     def said(self) -> tuple[str, ...]:
-        """All that the agent said: two episodes that agree in it are the same to the model."""
+        """All answers: two episodes of an instance with the same answers are the same to the model."""
         return tuple(turn.answer for turn in self.turns)
 
     @property
@@ -131,7 +133,7 @@ class Episode:
         return self.policy == "dagger"
 
     def up_to(self, turns: int) -> "Episode":
-        """The same episode without what came behind its first turns."""
+        """The same episode, only its first turns."""
         return replace(self, turns=self.turns[:turns])
 
     def to_json(self) -> str:
@@ -140,7 +142,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Episode":
-        """Raises ValueError that says which field is wrong."""
+        """Raises ValueError, which names the wrong field."""
         record = json_object(line)
         if record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
@@ -184,15 +186,15 @@ def are_all(paths: Sequence[Path], is_one: Callable[[dict], bool], what: str) ->
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is text; half a character, a lone surrogate, is none."""
+    """Whether a value is text; a lone surrogate, half a character, is not."""
     return type(value) is str and not re.search("[\ud800-\udfff]", value)
 
 
-def _is_number(value: object) -> bool:  # `true` is none
+def _is_number(value: object) -> bool:  # `true` is not
     return type(value) in (float, int) and abs(value) <= sys.float_info.max
 
 
-# what a field, or each entry of its list, holds: in words, and whether a value is that
+# what a field, or each entry of its list, holds: in words, and as a test of a value
 _HOLDS: dict[object, tuple[str, Callable[[object], bool]]] = {
     str: ("text", is_text),
     bool: ("true or false", lambda value: type(value) is bool),
@@ -237,7 +239,7 @@ def record_of(kind: type[Record], record: dict, what: str) -> Record:
 
 
 def grouped(items: Iterable, key: Callable) -> dict:
-    """Lists of the items with the same key, by key, in the order they come.
+    """Lists of the items with the same key, by key, in the order in which they come.
 
     >>> grouped(["bat", "ant", "bee"], lambda word: word[0])
     {'b': ['bat', 'bee'], 'a': ['ant']}
@@ -254,16 +256,16 @@ def by_instance(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episo
 
 
 def instances_of(episodes: Iterable[Episode]) -> list[tuple[str, int]]:
-    """The instances that were played, each once, in the order they come."""
+    """The instances that were played, each once, in the order in which they come."""
     return list(dict.fromkeys(episode.instance for episode in episodes))
 
 
 def read(path: str | Path) -> list[Episode]:
-    """All episodes of a JSONL file. Raises ValueError naming file and line; an empty file is an error too."""
+    """All episodes of a JSONL file. Raises ValueError that names file and line, also for an empty file."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file of episodes")
-    # bytes: a line that is not UTF-8 is named like any other bad line
+    # as bytes, so that the error names a line that is not UTF-8, too
     with open(path, "rb") as file:
         episodes = list(parse_lines(path, file))
     if not episodes:
@@ -272,12 +274,12 @@ def read(path: str | Path) -> list[Episode]:
 
 
 def read_all(paths: Iterable[str | Path]) -> list[Episode]:
-    """The episodes of several files, in order; `read` raises."""
+    """The episodes of several files, in order. Raises as `read` does."""
     return [episode for path in paths for episode in read(path)]
 
 
 def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
-    """The episodes on these lines of a file; a bad one is named in the ValueError."""
+    """The episodes on these lines of a file. Raises ValueError that names a bad line."""
     for number, line in enumerate(lines, 1):
         if not line.strip():  # an editor may leave one at the end
             continue
@@ -288,12 +290,12 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
 
 
 def rank_files(path: Path) -> list[Path]:
-    """What other ranks have written beside this file of episodes, or a killed run has left there."""
+    """Files that other ranks have written beside this one, or that a killed run has left there."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.rank[0-9]*"))
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
-    """Put a file's episodes in the order of these keys, others behind, all at once or never."""
+    """Put a file's episodes in the order of these keys, others after them; replaces the file at once."""
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
@@ -302,7 +304,7 @@ def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
 
 
 def _readable(episode: Episode) -> str:
-    """Its line. Raises ValueError if nobody could read it, as where a world of one's own pays `nan`."""
+    """The episode's line. Raises ValueError if it could not be read back, as with a reward of nan."""
     try:
         line = episode.to_json()
         Episode.from_json(line)
@@ -314,8 +316,10 @@ def _readable(episode: Episode) -> str:
 
 
 class Writer(AbstractContextManager):
-    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off. Raises
-    ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it."""
+    """Appends episodes to a file and knows which it holds. Cuts off a last line that a kill left incomplete.
+
+    Raises ValueError, and leaves the file as it is, if it holds anything else or another process writes to it.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -324,21 +328,21 @@ class Writer(AbstractContextManager):
         try:
             self._begin()
         except ValueError:
-            self.file.close()  # or whoever keeps the error keeps the lock
+            self.file.close()  # else the error would keep the file, and its lock, alive
             raise
 
     def _begin(self) -> None:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self.file.fileno()).st_ino != self.path.stat().st_ino:
-                raise BlockingIOError  # its last writer has just put another in its place
+                raise BlockingIOError  # its last writer has just replaced it
         except BlockingIOError:
             raise ValueError(f"{self.path}: another process is writing to it") from None
         self.file.seek(0)
         *lines, torn = self.file.read().split(b"\n")
         end = b""
         with suppress(ValueError, RecursionError):
-            json.loads(torn)  # whole, but for its line break: somebody else wrote it
+            json.loads(torn)  # complete except for its line break: another program wrote it
             lines, torn, end = [*lines, torn], b"", b"\n"
         self.done = {episode.key for episode in parse_lines(self.path, lines)}
         if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
@@ -347,11 +351,11 @@ class Writer(AbstractContextManager):
         self.file.write(end)
 
     def add(self, episode: Episode) -> None:
-        """Write one line and push it to the disk; an episode that the file holds is not written twice."""
+        """Write one line and flush it to the disk, unless the file holds this episode already."""
         self.extend([episode])
 
     def extend(self, episodes: Iterable[Episode]) -> None:
-        """Write a line each, and push them to the disk at once."""
+        """Write one line for each new episode, and flush them to the disk together."""
         new = {episode.key: episode for episode in episodes if episode.key not in self.done}
         with named_in_errors(self.path):
             self.file.write("".join(map(_readable, new.values())).encode())
@@ -360,5 +364,5 @@ class Writer(AbstractContextManager):
         self.done |= new.keys()
 
     def __exit__(self, *_) -> None:
-        with named_in_errors(self.path):  # what a full disk did not take is tried once more
+        with named_in_errors(self.path):  # closing writes again what a full disk refused
             self.file.close()

@@ -1,8 +1,7 @@
-"""How unlike an agent's answers are, and whether they depend on the task: counted on episodes.
+"""How varied an agent's answers are, and whether they depend on the task: counted on episodes.
 
-An agent whose answers are as varied as ever may no longer look at the page: its entropy stays high while the
-mutual information of prompt and answer falls to 0 ("template collapse", RAGEN-2, Wang et al. 2026,
-arXiv:2604.06268).
+An agent may stop looking at the page although its answers stay varied: its entropy stays high while the mutual
+information of prompt and answer falls to 0 ("template collapse", RAGEN-2, Wang et al. 2026, arXiv:2604.06268).
 """
 
 import math
@@ -13,7 +12,7 @@ from minidpo.data.episodes import Episode, grouped
 
 
 def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`diversity` and `answer_information` (nats) of what was played, where there is enough to count."""
+    """`diversity` and `answer_information` (nats) of some episodes, as far as there is enough to count."""
     information = answer_information(episodes)
     numbers = diversity(episodes)
     if information is not None:
@@ -22,10 +21,10 @@ def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How unlike the attempts at one instance from one state are; empty if no state was tried twice.
+    """How varied the attempts at one instance from one state are; empty if no state was tried twice.
 
     `diversity`: how often two attempts have different answers (1 - Simpson's index, 1949). `mixed`: the share
-    of groups that were both solved and failed. Only these teach.
+    of groups that were both solved and failed. Only these groups teach.
 
     >>> diversity([])
     {}
@@ -42,13 +41,13 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
 def answer_information(episodes: Sequence[Episode]) -> float | None:
     """Mutual information of first prompt X and first answer Y in nats, of order 2: H₂(Y) - H₂(Y|X).
 
-    That is log(P(two answers to one prompt agree) / P(answers to two prompts drawn at random agree)). Prompts
-    weigh alike; those with one answer are left out. Independent answers give 0 up to chance, which may be
-    below 0. Answers that the prompt determines give H₂(Y), at most log(prompts). Returns None if there are
-    fewer than two prompts, or no answer came twice to one. Both probabilities are counted without bias
-    (Simpson 1949, Nature 163, 688), so few answers do not look like information, as they do in a plug-in
-    estimate. H₂: Rényi 1961. Differs from RAGEN-2: counted, where the paper scores each answer after other
-    prompts with the model; of order 2, so rare answers count little.
+    That is log(P(two answers to one prompt agree) / P(answers to two prompts drawn at random agree)). All
+    prompts count alike; those with one answer are left out. Independent answers give 0 up to noise, so it may be
+    negative. Answers that the prompt determines give H₂(Y), at most log(prompts). Returns None if there are
+    fewer than two prompts, or no prompt got the same answer twice. Both probabilities are counted without bias
+    (Simpson 1949, Nature 163, 688); a plug-in estimate would mistake few answers for information. H₂: Rényi
+    1961. Differs from RAGEN-2: we count, where the paper scores each answer after other prompts with the model;
+    it is of order 2, so rare answers count little.
 
     >>> from minidpo.data.episodes import Turn
     >>> said = lambda page, word: Episode("t", 1, 0, "", (Turn(page, word, None),), "failed", 0.0, "")
@@ -65,7 +64,7 @@ def answer_information(episodes: Sequence[Episode]) -> float | None:
     same_prompt = sum(map(_agreement, answers)) / m
     if not same_prompt:
         return None
-    shares: dict[str, list[float]] = {}  # of each answer, at each prompt that it came to
+    shares: dict[str, list[float]] = {}  # of each answer, its share at each prompt that got it
     for counts in answers:
         for answer, n in counts.items():
             shares.setdefault(answer, []).append(n / counts.total())
@@ -75,6 +74,6 @@ def answer_information(episodes: Sequence[Episode]) -> float | None:
 
 
 def _agreement(counts: Counter) -> float:
-    """How often two of these, drawn without putting back, are the same."""
+    """How often two of these, drawn without replacement, are the same."""
     n = counts.total()
     return sum(k * (k - 1) for k in counts.values()) / (n * (n - 1))

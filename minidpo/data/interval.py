@@ -1,4 +1,4 @@
-"""How far a share of n outcomes, each yes or no, can be trusted."""
+"""Confidence intervals of a success rate."""
 
 import math
 
@@ -6,7 +6,7 @@ import math
 def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """Wilson's score interval for a success rate: (low, high), by default with 95 % confidence.
 
-    The rates p at which the count lies within z standard deviations: |successes/n - p| <= z √(p(1-p)/n).
+    It holds the rates p for which the count is within z standard deviations: |successes/n - p| <= z √(p(1-p)/n).
     Wilson 1927, JASA 22(158). Unlike p ± z·√(p(1-p)/n) it stays in [0, 1] and has a width at 0 and at n, too.
 
     >>> [round(end, 4) for end in wilson(45, 50)], wilson(0, 10)[0], wilson(10, 10)[1]
@@ -19,5 +19,5 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float,
     rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # exact at both ends, where centre and half are equal in theory and an ulp apart in floats
+    # exact at both ends, where rounding would leave an ulp between centre and half
     return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half

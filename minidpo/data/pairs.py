@@ -1,4 +1,4 @@
-"""Pairs: what is preferred to what, within one task instance and nowhere else.
+"""Pairs: which episode is preferred to which, always within one task instance.
 
 Reward differences across instances say how hard a page is, not how well it was played. So a rule looks at the
 episodes of one (task, seed) at a time. `outcome_pairs` is EF-DPO's rule, `contrast` ETO's, `stepwise_pairs`
@@ -18,13 +18,13 @@ from minidpo.model.chat import Dialogue
 
 
 class NothingToLearn(ValueError):
-    """These episodes have no two sides to prefer one of, or none to imitate."""
+    """These episodes contain no pair, or none to imitate."""
 
 
 def is_better(a: Episode, b: Episode) -> bool:
-    """Whether a is to be preferred to b: it solved the page and b did not, or it was paid more.
+    """Whether a is better than b: it solved the page and b did not, or it got more reward.
 
-    An episode that ran out of steps was not judged, so it is never the better one.
+    An episode that ran out of steps was not judged, so it never wins by its reward.
     """
     return (a.solved and not b.solved) or (
         a.outcome in ("solved", "failed") and a.reward > b.reward
@@ -33,8 +33,7 @@ def is_better(a: Episode, b: Episode) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """chosen ≻ rejected on one instance. In a pair of the source "unpaired" the two stand side by side and
-    are not compared: KTO judges each alone."""
+    """chosen ≻ rejected on one instance. With source "unpaired" the two are not compared: KTO judges each alone."""
 
     chosen: Episode
     rejected: Episode
@@ -49,7 +48,7 @@ class Pair:
             )
 
     def provenance(self) -> dict:
-        """Where it came from, for the record: which two episodes, by whom, and by which rule."""
+        """Where the pair came from, for the record: which two episodes, by whom, and by which rule."""
         return {
             "source": self.source,
             "chosen": _origin(self.chosen),
@@ -62,7 +61,7 @@ def _origin(episode: Episode) -> dict:
     return {**{name: getattr(episode, name) for name in names}, "turns": len(episode.turns)}
 
 
-# ---- rules: the pairs of some episodes ----
+# ---- rules: from episodes to pairs ----
 
 
 def outcome_pairs(played: Sequence[Episode]) -> list[Pair]:
@@ -74,10 +73,10 @@ def outcome_pairs(played: Sequence[Episode]) -> list[Pair]:
 
 
 def contrast(golden: Sequence[Episode], played: Sequence[Episode]) -> list[Pair]:
-    """A golden episode against what the agent played on its instance: whichever was paid more ≻ the other.
+    """A golden episode against the agent's on its instance: the one with more reward ≻ the other.
 
     ETO: Song et al. 2024, arXiv:2403.02502, Algorithm 1 and the authors' construct_preference.py; ties give no
-    pair. Differs from the paper: where an episode of several was solved, the verdict comes before the reward.
+    pair. Differs from the paper: a solved episode beats one that was not, whatever their rewards.
     """
     shown = by_instance(whole(golden))
     pairs = []
@@ -91,12 +90,12 @@ def contrast(golden: Sequence[Episode], played: Sequence[Episode]) -> list[Pair]
 
 
 def stepwise_pairs(golden: Sequence[Episode], played: Sequence[Episode]) -> list[Pair]:
-    """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
+    """After the same golden steps, an action that led to a solution ≻ one that did not.
 
-    `played` began with golden steps that were given (`Episode.forced`); the next action was the agent's choice
-    and the rest its own doing. The golden episode's next action leads to a solution, too. Both sides end with
-    the action compared. ETO, appendix C. Differs from the paper: an action that also began a success is no
-    mistake and is not rejected.
+    `played` began with golden steps that were given (`Episode.forced`); the agent chose the next action and all
+    later ones. The golden episode's own next action counts as one that led to a solution. Both sides end with
+    the action compared. ETO, appendix C. Differs from the paper: an action that also led to a success is not
+    rejected.
     """
     shown = by_instance(golden)
     pairs = []
@@ -117,15 +116,15 @@ def stepwise_pairs(golden: Sequence[Episode], played: Sequence[Episode]) -> list
 
 
 def unpaired(played: Sequence[Episode], seed: int) -> list[Pair]:
-    """All successes as desirable and all failures as undesirable examples (KTO), as `side_by_side` has them."""
+    """All successes as desirable and all failures as undesirable examples (KTO), in two columns."""
     return [Pair(good, bad, "unpaired") for good, bad in side_by_side(whole(played), seed)]
 
 
 def side_by_side(attempts: Sequence, seed: int) -> list[tuple]:
-    """Episodes or conversations in two columns, those that solved their instance and those that failed.
+    """Episodes or conversations in two columns: those that solved their instance, and those that failed.
 
-    The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
-    does not care which two meet; those of one instance do where they can, because they share tokens. Raises
+    The rarer kind is repeated until both are equally frequent. The loss does not depend on which two stand side
+    by side; we put those of one instance together where possible, because they share tokens. Raises
     NothingToLearn if one kind is missing.
     """
     solved = [e for e in attempts if e.solved]
@@ -148,13 +147,13 @@ def side_by_side(attempts: Sequence, seed: int) -> list[tuple]:
 
 
 def whole(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that were played from the first page on, and in which something was said."""
+    """The episodes that were played from the first page on and have at least one turn."""
     return [e for e in episodes if e.turns and not e.forced]
 
 
 def is_noisy(episode: Episode) -> bool:
-    """Whether an action was unusable, impossible or, except for waiting and arrow keys, repeated on a page that
-    had not changed. DMPO (arXiv:2406.14868) trains on such losers in its noisy setting, not in its clean one."""
+    """Whether an action was unusable, impossible, or repeated on an unchanged page (waiting and arrow keys may be
+    repeated). DMPO (arXiv:2406.14868) trains on such losers in its noisy setting and not in its clean one."""
     if any(turn.error is not None for turn in episode.turns):
         return True
     return any(
@@ -164,11 +163,11 @@ def is_noisy(episode: Episode) -> bool:
 
 
 def different(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs without repeats: of those whose two sides say the same, one."""
+    """The pairs without duplicates: pairs with the same answers on both sides count once."""
     return list({(pair.chosen.said, pair.rejected.said): pair for pair in pairs}.values())
 
 
-# ---- which of them train, and how far they are read ----
+# ---- which pairs train, and where they are cut ----
 
 
 def choose(
@@ -181,16 +180,17 @@ def choose(
 ) -> list[Pair]:
     """At most `per_instance` pairs of each instance and `per_task` of each task, in a seeded random order.
 
-    Of an instance, sources take turns, and the episodes used least so far come first. Duplicates are kept, so
-    frequent behaviour counts more. until "turn": pairs are cut here, and those that differed only later become
-    one. Pairs that are not compared (KTO) all stay, in their order. Raises NothingToLearn if there is none.
+    Within an instance, sources take turns, and the episodes used least so far come first. Duplicates are kept,
+    so frequent behaviour counts more. With until="turn" pairs are cut here, and those that differed only after
+    the cut become one. KTO's unpaired examples all stay, in their order. Raises NothingToLearn if no pair is
+    left.
     """
     if pairs and pairs[0].source == "unpaired":
         return list(pairs)
     pairs = [pair for pair in pairs if pair.chosen.said != pair.rejected.said]
     if not pairs:
         raise NothingToLearn("no two episodes of one instance differ in their verdict")
-    ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
+    ranked: list[tuple[int, Pair]] = []  # each pair with its rank in its instance
     for group in grouped(pairs, lambda pair: pair.chosen.instance).values():
         found = _shuffled(group, seed)
         if until == "turn":
@@ -199,7 +199,7 @@ def choose(
     if per_task is not None:
         by_task = grouped(ranked, lambda item: item[1].chosen.task)
         ranked = []
-        for task, of_task in by_task.items():  # those ranked first in their instance come first
+        for task, of_task in by_task.items():  # best ranks first, so that all instances get a share
             random.Random(f"{seed} {task}").shuffle(of_task)
             ranked += sorted(of_task, key=lambda item: item[0])[:per_task]
     chosen = [pair for _, pair in ranked]
@@ -208,7 +208,7 @@ def choose(
 
 
 def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
-    """An instance's pairs by source, and within it in a random order of the chosen, then of the rejected."""
+    """An instance's pairs, ordered by source, then by the chosen, then by the rejected, both shuffled."""
     draw = random.Random(f"{seed} {pairs[0].chosen.instance}")
     place: dict[int, int] = {}  # of each episode, by its id
     for side in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs]):
@@ -222,7 +222,7 @@ def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
 
 
 def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
-    """The first `count` of an instance's pairs: sources in turn, of each what was used least so far."""
+    """`count` pairs of an instance: sources take turns, and of each the least used episodes come first."""
     used: Counter = Counter()
     taken: list[Pair] = []
 
@@ -255,17 +255,17 @@ def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence, seed: int) 
 
 
 def cut_at_turn(chosen, rejected) -> tuple:
-    """Both sides, episodes or conversations, up to the first turn in which the agent said something else.
-    Later differences follow from that one."""
+    """Both sides, episodes or conversations, up to the first turn in which their answers differ. Later
+    differences follow from the first one."""
     turns = common(chosen.said, rejected.said) + 1
     return chosen.up_to(turns), rejected.up_to(turns)
 
 
 def cut_at_token(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
-    """The rejected up to and with its first token that differs from the chosen one.
+    """The rejected answer, cut after its first token that differs from the chosen one.
 
-    All before it is the same in both and cancels. What follows is well-formed text after a wrong word, and
-    pushing that down unlearns writing. Where the pages differ first, nothing is cut.
+    All earlier tokens are the same in both and cancel. The later ones are well-formed text after a wrong word:
+    pushing them down would unlearn writing. If the pages differ before the answers do, nothing is cut.
 
     >>> cut_at_token(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
@@ -277,7 +277,7 @@ def cut_at_token(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
 
 
 def check_prompts(episodes: Sequence[Episode]) -> None:
-    """Raises ValueError where those of an instance answer different prompts: another task, other examples."""
+    """Raises ValueError if episodes of one instance had different instructions or examples."""
     for first, *others in by_instance(episodes).values():
         for other in others:
             if (other.shots, other.instruction) != (first.shots, first.instruction):

@@ -1,9 +1,9 @@
-"""The prompt: what the model is told, and how its answer is understood.
+"""The prompt: what the model reads, and how its answer is understood.
 
 A task instance becomes a conversation: the world's system prompt, then the task and the page, the agent's
 answer, the page after it, and so on. If a long page hardly changed, only its changes are shown. An answer is a
-thought and an action. The action goes through the world's closed grammar and is never run as code. An answer
-without a usable action costs a turn; the next says why.
+thought and an action. The action is parsed by the world's closed grammar and is never run as code. An answer
+without a usable action costs a turn, and the next page says why.
 """
 
 import re
@@ -42,9 +42,11 @@ def thought(answer: str) -> str:
 
 
 def understand(answer: str, world: World) -> Action:
-    """The one action in an answer. Raises ActionError with a sentence the agent can act on. Forgives spacing,
-    case, `Action :`, Markdown marks around it and a trailing full stop; more than one action, or none, is
-    refused, because guessing would act where the agent did not say so."""
+    """The one action in an answer. Raises ActionError with a sentence that the agent can act on.
+
+    Spacing, case, `Action :`, Markdown marks around it and a trailing full stop are forgiven. No action, or more
+    than one, is refused: to guess would be to act without the agent's word.
+    """
     found = _ACTION.findall(answer)
     if not found:
         example = _ACTION.search(world.system_prompt)
@@ -60,11 +62,11 @@ FOLD_FROM_LINES = 12  # shorter pages are always shown whole
 
 @lru_cache(1024)
 def changes(observation: str, before: str) -> str | None:
-    """What changed on a long page since the page before, so that the page could be told from it exactly:
-    "... 7" for seven unchanged lines, and new lines. These took the place of as many others; after "(new)"
-    of none, after "(gone: 2)" of two. None if the page is short, or if not half of the two pages is the same.
+    """What changed on a long page since the page before; the page can be rebuilt from it exactly.
 
-    It depends on these two pages alone, so earlier messages never change and the KV cache stays valid.
+    "... 7" means seven unchanged lines; other lines are new. They replace as many old lines, or none after
+    "(new)", or two after "(gone: 2)". None if the page is short, or if less than half of the pages is the same.
+    The text depends only on these two pages, so earlier messages never change and the KV cache stays valid.
     """
     old, new, shown, same = before.split("\n"), observation.split("\n"), [], 0
     if len(new) < FOLD_FROM_LINES:
@@ -82,7 +84,7 @@ def changes(observation: str, before: str) -> str | None:
 
 
 def page(observation: str, turn_before: Turn | None, instruction: str) -> Message:
-    """What the agent is shown: at first task and page, later the last error, if any, and page or changes."""
+    """What the agent is shown: first task and page; later the last error, if any, and the page or its changes."""
     if turn_before is None:
         return Message("user", f"task: {instruction}\npage:\n{observation}")
     trouble = "" if turn_before.error is None else f"error: {turn_before.error}\n"
@@ -103,7 +105,7 @@ def exchanges(instruction: str, turns: Sequence[Turn]) -> list[Message]:
 def conversation(
     instruction: str, turns: Sequence[Turn], system: str, shots: Sequence[str] = ()
 ) -> list[Message]:
-    """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
+    """The messages of an episode so far: system, solved examples, then pages and answers alternately."""
     examples = map(Message, cycle(("user", "assistant")), shots)
     return [Message("system", system), *examples, *exchanges(instruction, turns)]
 
@@ -115,18 +117,18 @@ def next_prompt(
     system: str,
     shots: Sequence[str] = (),
 ) -> list[Message]:
-    """The messages of the turns so far and the page that waits for an answer."""
+    """The messages of the turns so far, and the page to be answered."""
     shown = page(observation, turns[-1] if turns else None, instruction)
     return [*conversation(instruction, turns, system, shots), shown]
 
 
 def episode_messages(episode: Episode, system: str) -> list[Message]:
-    """An episode as the conversation it was."""
+    """An episode as the conversation that the model read and wrote."""
     return conversation(episode.instruction, episode.turns, system, episode.shots)
 
 
 def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
-    """What examples show, one after the other: their pages and answers, in turn."""
+    """Episodes as examples: the pages and answers of each, alternately."""
     return tuple(
         message.content
         for episode in episodes
@@ -136,40 +138,40 @@ def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages from another trainer's file, of which those by the assistant count from number `given` on, but
-    for those numbered in `context`: they are read and not learned."""
+    """Messages, of which the assistant's are learned from number `given` on; those numbered in `context` are only
+    read. Rows of other trainers' files become these, and so do episodes."""
 
     messages: tuple[Message, ...]
     given: int
     name: str
-    instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
-    solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
+    instance: tuple[str, int]  # conversations with the same prompt share it, and so share a tree
+    solved: bool = True  # if it is known to have failed, a chosen one is not imitated as well
     context: frozenset[int] = frozenset()
     tools: str | None = None  # the functions that the agent may call, JSON
 
     @property
     def learned(self) -> list[int]:
-        """The numbers of the messages that count."""
+        """The numbers of the messages that are learned."""
         answers = [n for n, m in enumerate(self.messages) if m.role == "assistant"]
         return [n for n in answers if n >= self.given and n not in self.context]
 
     @property
     def first_prompt(self) -> tuple[str, int]:
-        """Stands for its prompt, as an episode's own does."""
+        """Stands for its prompt, like `Episode.first_prompt`."""
         return self.instance
 
     @property
     def said(self) -> list[Message]:
-        """The answers that count."""
+        """The answers that are learned."""
         return [self.messages[n] for n in self.learned]
 
     def up_to(self, turns: int) -> "Conversation":
-        """The same conversation without what came behind its first answers that count."""
+        """The same conversation up to the given number of learned answers."""
         learned = self.learned[:turns]
         return replace(self, messages=self.messages[: learned[-1] + 1]) if learned else self
 
     def dialogue(self, chat: Chat) -> Dialogue:
-        """Token ids, and which are to be learned; only those turns are counted."""
+        """Token ids and turns; only the turns that are learned are numbered."""
         if self.context and not self.learned:
             raise ValueError(f"{self.name}: no answer in it is to be learned: leave the row out")
         try:
@@ -196,7 +198,7 @@ def dialogue_of(trajectory: Episode | Conversation, chat: Chat, system: str) -> 
 def dialogues_of(
     trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat, limit: int, system: str
 ) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
+    """Token ids, turns and name of each; raises ValueError that names a trajectory that cannot be learned from."""
     dialogues = []
     for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False):
         ids, turns = dialogue_of(trajectory, chat, system)
@@ -211,7 +213,7 @@ def dialogues_of(
 
 
 def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limit: int) -> None:
-    """Refuse, by name, a trajectory in which the agent wrote nothing or that is too long for the model."""
+    """Raises ValueError that names a trajectory without an agent's token, or one too long for the model."""
     for dialogue, name in zip(dialogues, names, strict=True):
         if not dialogue.written:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Row keys: what a row of another trainer's file, or a message in it, says beside its text.
+"""Row keys: which keys of a row, or of a message in it, we may ignore in another trainer's file.
 
-A key is read, or it is a note about the text such as its source or score, or it is refused: what nobody here
-understands may say how the text is to be learned, or that it is not.
+A key is read, or it is a note about the text (its source, its score), or it is refused: a key that we do not
+know might say how to learn the text, or not to learn it.
 """
 
 import re
@@ -18,8 +18,8 @@ LEARN_KEYS = (
     "training",
     "weight",
 )
-# Notes change nothing in what is learned. A note's key is one of these, or ends with one as its last word,
-# as in prompt_id, chosen-model, createdAt and, once its side is taken away, score_chosen.
+# Notes do not change what is learned. A note's key is one of these or has one as its last word: prompt_id,
+# chosen-model, createdAt. "chosen" and "rejected" are removed first, so score_chosen is a note, too.
 NOTES = """
     author annotator annotators header ip judge model models name names policies policy username
     fingerprint hash id idx index key sha unnamed uuid version
@@ -33,8 +33,8 @@ NOTES = """
 """
 NOTE_WORDS = frozenset(NOTES.split())
 SIDES = {"chosen", "rejected", "a", "b"}
-# A key with a word that begins so is never a note: what it says may steer the learning (loss_type,
-# train_on_turn, deleted_at), or be content that is not text (image_url).
+# A key with a word that begins so is never a note: it may steer the learning (loss_type, train_on_turn,
+# deleted_at) or be content that is not text (image_url).
 NO_NOTE = re.compile(
     "attach|audio|delet|discard|drop|exclu|filter|ignor|image|invalid|kto|learn|loss|margin|mask|remov|screenshot"
     "|skip|train|video|weight"
@@ -42,8 +42,8 @@ NO_NOTE = re.compile(
 
 
 def says_nothing(value: object) -> bool:
-    """Whether a value is null or empty, or holds only such, also as JSON in a text: `datasets` writes so, to
-    have one type in each row.
+    """Whether a value is null or empty, or holds only such values, also if it is JSON in a text. The `datasets`
+    library writes such values to give every row the same types.
 
     >>> [says_nothing(value) for value in (None, " ", "[ ]", {"name": None}, 0, False, [0])]
     [True, True, True, True, False, False, False]
@@ -81,8 +81,8 @@ def refuse_unread(said: dict, read: set[str], where: str) -> None:
 
 
 def learn_flags(said: dict, where: str) -> dict[str, bool]:
-    """Whether a message, or row, is to be learned, by each key that says so. Raises ValueError if one says
-    neither yes nor no."""
+    """For each key that says whether to learn this message or row, what it says. Raises ValueError if a value is
+    neither true nor false."""
     found = {}
     for key in LEARN_KEYS:
         value = said.get(key)

@@ -1,10 +1,10 @@
-"""Prefix trees: trajectories with common beginnings as one row in which each token stands once.
+"""Prefix trees: trajectories with common prefixes in one row that holds each shared token once.
 
 All episodes of a task instance share the system prompt, the task and the first page, and often the first
 actions. Their union is laid out depth first. A token's position is its depth, and it sees only its ancestors.
-In this order the descendants of token k are the tokens behind it up to `ends[k]`, so the attention mask is
-two comparisons, and one forward pass gives every trajectory the log-probs that it would have alone. A single
-demonstration is a tree without branches, so all training uses one kind of batch (`data/batch`).
+In this order the descendants of token k are k+1 .. ends[k]-1, so the attention mask is two comparisons, and
+one forward pass gives every trajectory the log-probs that it would have alone. A single demonstration is a
+tree without branches, so all training uses one kind of batch (`data/batch`).
 """
 
 from bisect import bisect
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def common(left: Sequence, right: Sequence) -> int:
-    """How many items both begin with.
+    """The length of the longest common prefix.
 
     >>> common("page", "pages"), common("page", "pace")
     (4, 2)
@@ -29,9 +29,9 @@ class Tree(NamedTuple):
     """T tokens, depth first, and where each trajectory runs through them."""
 
     ids: list[int]  # (T,)
-    depths: list[int]  # (T,) how many tokens stand before it in its trajectories
-    ends: list[int]  # (T,) the first token behind it that is not its descendant
-    paths: list[list[int]]  # for each trajectory its tokens in the tree, from the root on
+    depths: list[int]  # (T,) how many tokens precede it in its trajectories
+    ends: list[int]  # (T,) the first later token that is not its descendant
+    paths: list[list[int]]  # of each trajectory, the places of its tokens, from the root on
 
 
 def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
@@ -47,8 +47,8 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
     paths: list[list[int]] = [[] for _ in trajectories]
     path: list[int] = []
     before: Sequence[int] = []
-    # In sorted order a trajectory shares most with the one before it. So its new tokens go to the end, and
-    # the branch that it leaves is complete.
+    # In sorted order a trajectory shares most with the one before it. So its new tokens are appended, and the
+    # branch that it leaves is complete.
     for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i]):
         trajectory = trajectories[i]
         shared = common(before, trajectory)
@@ -79,7 +79,7 @@ def ancestors(ends: Tensor) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Trajectories of one instance in one tree, and the units made of them: pairs, or trajectories alone."""
+    """Trajectories of one instance in one tree, and their units: pairs or single trajectories."""
 
     tree: Tree
     trajectories: list[int]  # their numbers, in the order of the tree's paths
@@ -94,8 +94,8 @@ def grow_groups(
 ) -> list[Group]:
     """One tree for each instance, or several where its tree would have more than `budget` tokens.
 
-    units: each names its trajectories by number; trajectories: their token ids; instances: one for each
-    trajectory. A unit lies in one tree as a whole: one that exceeds the budget by itself has its own.
+    units: the numbers of the trajectories of each unit; trajectories: their token ids; instances: one for each
+    trajectory. A unit is never split: one that exceeds the budget by itself gets a tree of its own.
 
     >>> rows = [[1, 2], [1, 3], [1, 4], [5]]
     >>> [group.units for group in grow_groups([[0, 1], [0, 2], [0, 3]], rows, [("task", 7)] * 4, budget=4)]
@@ -118,9 +118,9 @@ def _split(
     trajectories: Sequence[Sequence[int]],
     budget: int,
 ) -> list[list[int]]:
-    """The units of an instance in parts whose trees have at most `budget` tokens, in the order they come."""
+    """The units of an instance, in order, in parts whose trees have at most `budget` tokens."""
     parts: list[list[int]] = []
-    rows: list[Sequence[int]] = []  # of the part under way, sorted
+    rows: list[Sequence[int]] = []  # of the current part, sorted
     size = 0  # tokens of its tree
     for number in members:
         new = [trajectories[t] for t in units[number]]
@@ -134,11 +134,11 @@ def _split(
 
 
 def _insert(rows: list[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
-    """Put token rows into sorted `rows`. Returns how many tokens their tree gains."""
+    """Insert token rows into sorted `rows`. Returns how many tokens the rows' tree gains."""
     gained = 0
     for row in new:
         at = bisect(rows, row)
-        neighbours = rows[max(0, at - 1) : at + 1]  # with one of these it shares most
+        neighbours = rows[max(0, at - 1) : at + 1]  # one of these shares the longest prefix
         gained += len(row) - max((common(row, near) for near in neighbours), default=0)
         rows.insert(at, row)
     return gained

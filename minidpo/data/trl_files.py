@@ -1,10 +1,10 @@
-"""TRL's files: preferences and demonstrations as other trainers keep them, read and written.
+"""TRL's files: reads and writes preferences and demonstrations as other trainers keep them.
 
-JSONL, one row a line: a prompt, which is a list of messages, and two ways on from it, `chosen` and
-`rejected`, or both with the prompt in them. To imitate: `messages`, `prompt` and `completion`, or the chosen.
-To judge one by one, as KTO does: `prompt`, `completion` and `label`. Other keys: `data/row_keys`.
-What counts is what the assistant says behind the prompt, as in our own episodes. TRL itself counts all tokens
-behind the prompt: also the pages between two answers, and the line break behind each.
+JSONL, one row a line. Preferences have `prompt`, a list of messages, and its continuations `chosen` and
+`rejected`; these may also contain the prompt. Demonstrations have `messages`, or `prompt` and `completion`; of
+preferences the chosen is imitated. KTO reads `prompt`, `completion` and `label`. Other keys: `data/row_keys`.
+Only what the assistant says after the prompt is learned, as in our own episodes. TRL itself learns all tokens
+after the prompt, also the pages between two answers and the line break after each.
 """
 
 import json
@@ -21,12 +21,12 @@ from minidpo.data.tree import common
 from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
-# what we add to the rows that we write; other trainers do not read it
+# the key that we add to rows; other trainers do not read it
 COLUMN, VERSION = "minidpo", 1
-# what is read in a row of preferences, which may hold its chosen side again as `messages`
+# the keys read in a row of preferences, which may repeat its chosen side as `messages`
 PREFERENCE = {"prompt", "chosen", "rejected", "messages", "tools", COLUMN, *LEARN_KEYS}
 JUDGED = {"prompt", "completion", "label", "tools", *LEARN_KEYS}
-# and in one to imitate, by the field that is imitated, in this order
+# and in a demonstration, by the field that is imitated; the first one present counts
 IMITATED = {
     "messages": {*PREFERENCE, "label"},
     "completion": JUDGED,
@@ -38,8 +38,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Preferred:
-    """chosen ≻ rejected: two ways on from one prompt, because a file says so. From the source "unpaired" the
-    two are not compared: KTO judges each alone."""
+    """chosen ≻ rejected: two continuations of one prompt, as a file has them. With source "unpaired" the two are
+    not compared: KTO judges each alone."""
 
     chosen: Conversation
     rejected: Conversation
@@ -85,7 +85,7 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
 def messages_of(
     row: dict, field: str, name: str, prompt: tuple[Message, ...] = ()
 ) -> tuple[Message, ...]:
-    """A field's messages, which go on from a prompt. Raises ValueError that says what is wrong in them."""
+    """A field's messages, which continue a prompt. Raises ValueError that says what is wrong in them."""
     value = row.get(field)
     if not isinstance(value, list) or not value:
         raise ValueError(
@@ -112,14 +112,14 @@ def messages_of(
         messages.append(Message(message["role"], content, calls=called))
     said = tuple(messages)
     if prompt and (said[: len(prompt)] == prompt or said[0] == prompt[-1]):
-        raise ValueError(  # it would be read twice, and its old answers be learned
+        raise ValueError(  # the prompt would be read twice, and its answers learned
             f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out"
         )
     return said
 
 
 def _from_json(value: object) -> object:
-    """What a text means as JSON; `datasets` writes lists of several types so. Else the value itself."""
+    """A text parsed as JSON, if it is JSON (`datasets` stores lists of mixed types so); else the value itself."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -157,7 +157,7 @@ def tools_of(row: dict, name: str) -> str | None:
 
 
 def _content(message: dict, where: str) -> str:
-    """A message's text; in a list of parts, as OpenAI writes it, the one part."""
+    """A message's text; a list of parts, as OpenAI writes it, must have one part."""
     content = message.get("content")
     if isinstance(content, list) and content:
         for n, part in enumerate(content):
@@ -181,8 +181,8 @@ def _conversation(
     instance: tuple[str, int],
     solved: bool,
 ) -> Conversation:
-    """A prompt and what was said behind it, by a row's field, which has the prompt in it or not. An answer that
-    asks not to be learned is context."""
+    """A prompt and its continuation, from a row's field that may contain the prompt, too. An answer that is marked
+    as not to be learned becomes context."""
     messages, value = prompt + said, row[field]
     begin = len(messages) - len(value)
     silent = [n for n, m in enumerate(value, begin) if False in learn_flags(m, name).values()]
@@ -191,7 +191,7 @@ def _conversation(
 
 
 def _is_told_again(prompt: object, messages: tuple[Message, ...]) -> bool:
-    """Whether a prompt says nothing that the messages do not."""
+    """Whether a prompt is empty or repeated in the messages."""
     if says_nothing(prompt):
         return True
     said = [message.content.strip() for message in messages]
@@ -199,13 +199,13 @@ def _is_told_again(prompt: object, messages: tuple[Message, ...]) -> bool:
 
 
 def _this_has(row: dict) -> str:
-    """The keys in which a row says something."""
+    """The keys of a row that are not empty, in words."""
     keys = [repr(key) for key, value in row.items() if not says_nothing(value)]
     return f"this has {', '.join(keys) or 'nothing'}"
 
 
 def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
-    """The prompt of a row, and its two ways on from it."""
+    """A row's prompt and its two continuations."""
     if not {"chosen", "rejected"} <= row.keys():
         judged = ": --pairs unpaired --dpo.loss kto learn from a label" if "label" in row else ""
         raise ValueError(
@@ -218,7 +218,7 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
     sides = [messages_of(row, field, name, prompt) for field in ("chosen", "rejected")]
     if prompt:
         return prompt, *sides
-    prompt = sides[0][: common(*sides)]  # what both begin with, as TRL has it
+    prompt = sides[0][: common(*sides)]  # the common prefix, as in TRL
     chosen, rejected = (side[len(prompt) :] for side in sides)
     if not (prompt and _is_told_again(text, prompt) and chosen and rejected):
         raise ValueError(
@@ -229,7 +229,7 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
 
 
 def _solved(row: dict, name: str) -> bool:
-    """Whether what was chosen solved its page; so it did if the row does not say."""
+    """Whether the chosen solved its page; True if the row does not say."""
     written = row.get(COLUMN)
     if says_nothing(written):
         return True
@@ -239,7 +239,7 @@ def _solved(row: dict, name: str) -> bool:
 
 
 def _label(row: dict, name: str) -> bool | None:
-    """What a row says of its completion: true or 1 is desirable, false or 0 undesirable."""
+    """A row's label of its completion: true or 1 is desirable, false or 0 undesirable; None if it has none."""
     label = row.get("label")
     if says_nothing(label):
         return None
@@ -265,8 +265,8 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
 
 
 def read_judged(paths: Sequence[Path], seed: int) -> list[Preferred]:
-    """The completions of some files, desirable and undesirable ones by their labels, `side_by_side` for KTO.
-    Raises ValueError naming file, line and field, or NothingToLearn."""
+    """The labelled completions of some files, for KTO, the desirable and the undesirable `side_by_side`. Raises
+    ValueError naming file, line and field, or NothingToLearn."""
     numbers: dict[tuple, int] = {}
     judged = []
     for name, row in _rows(paths):
@@ -288,7 +288,7 @@ def read_judged(paths: Sequence[Path], seed: int) -> list[Preferred]:
 
 
 def _demonstration(row: dict, name: str, number: int) -> Conversation:
-    """What a row has to imitate; it is `solved` unless the row says that it failed."""
+    """The conversation that a row gives to imitate; it is `solved` unless the row says that it failed."""
     field = next((field for field in IMITATED if not says_nothing(row.get(field))), None)
     if field is None:
         raise ValueError(
@@ -313,8 +313,8 @@ def _demonstration(row: dict, name: str, number: int) -> Conversation:
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
-    """The conversations to imitate; of preferences the chosen. Rows that are known to have failed are left out,
-    and counted. Raises ValueError naming file, line, field, or NothingToLearn."""
+    """The conversations to imitate; of preferences the chosen. Rows that are known to have failed are left out, and
+    their number is printed. Raises ValueError naming file, line, field, or NothingToLearn."""
     shown = [_demonstration(row, name, n) for n, (name, row) in enumerate(_rows(paths))]
     found = [conversation for conversation in shown if conversation.solved]
     if not found:
@@ -330,7 +330,7 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
 
 
 def write_pairs(pairs: Sequence[Pair], path: Path, until: str, system: str) -> dict:
-    """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`.
+    """Write pairs of episodes as TRL's DPOTrainer reads them; the key `minidpo` holds where each came from.
 
     system: the world's system prompt, with which each conversation begins.
     """
@@ -352,8 +352,8 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str, system: str) -> d
 
 
 def _row(pair: Pair, system: str) -> dict | None:
-    """A pair as messages: the prompt is all up to the first page that counts, of a dagger pair the last. None
-    if the two sides have not read the same up to there."""
+    """A pair as messages. The prompt ends with the first page, or for a dagger pair with the page that the expert
+    answered. None if the two sides differ in the prompt."""
     first = 2 + len(pair.chosen.shots) + 2 * pair.chosen.forced * pair.chosen.relabelled
     origin = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source}
     about = {"version": VERSION, **origin, "solved": pair.chosen.solved}
@@ -361,7 +361,7 @@ def _row(pair: Pair, system: str) -> dict | None:
     for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         messages = episode_messages(e, system)
         said.append([{"role": m.role, "content": m.content} for m in messages])
-        # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
+        # floats in every line: the `datasets` library guesses types and refuses a mixture
         about[name] = {
             "policy": e.policy,
             "index": e.index,

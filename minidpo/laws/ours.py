@@ -10,13 +10,10 @@ LOSSES = {
 
 
 def broken_by() -> dict[str, list[str]]:
-    """Our losses that break a law, by law, as docs/your-own-loss.md has them; a test tries them all."""
+    """Which of our losses break each law, read from docs/your-own-loss.md; a test tries them all."""
     table = page("your-own-loss.md").read_text(encoding="utf-8").partition("\n| law |")[2]
     rows = [line.split("|")[1:-1] for line in table.partition("\n\n")[0].splitlines()[2:]]
-    return {
-        law.strip(): [name for name, mark in zip(LOSSES, marks) if "–" in mark]
-        for law, *marks in rows
-    }
+    return {law.strip(): names.replace(",", " ").split() for law, names in rows}
 
 
 def nf4(blocks):

@@ -1,11 +1,12 @@
-"""Averaging: one adapter from several that were trained from the same one, by the mean of their weights.
+"""Averaging: the mean of the weights of several adapters that were trained from the same one.
 
-Training that teaches something new also unteaches; the mean of the weights before it and after it can have
-most of both (on MiniWoB++: `docs/log.md`, 2026-11-26).
+Training that teaches something new also makes a model forget; the mean of the weights before and after can keep
+most of both (on MiniWoB++: docs/miniwob.md).
 
 Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT; α is a weight); after RLHF and DPO: Lin et al. 2023,
-arXiv:2309.06256. Differs from the papers: they average W, this A and B, so that the rank stays. mean(B)
-mean(A) is the mean of the B A less their covariance: of second order in the distance between the adapters.
+arXiv:2309.06256. Differs from the papers: they average W; we average A and B, so that the rank stays. The
+product mean(B) mean(A) is the mean of the products B A less their covariance, which is of second order in the
+distance between the adapters.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ from minidpo.model import scalar_head
 from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
 
-# cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
+# least cosine of an adapter's A with the first one's; adapters from different starts have about 0
 SAME_START = 0.1
 
 
 def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Σ w_i T_i / Σ w_i of each tensor T over adapters of the same names and shapes, for weights above 0.
-    Summed in fp64, then rounded once, to fp32 or the widest dtype among them.
+    """Σ w_i T_i / Σ w_i of each tensor T over adapters with the same names and shapes, for weights above 0.
+    Summed in fp64 and rounded once, to fp32 or the widest dtype among them.
 
     >>> mean([{"lora_A": torch.tensor([1.0])}, {"lora_A": torch.tensor([2.0])}], [1, 3])["lora_A"]
     tensor([1.7500])
@@ -44,8 +45,8 @@ def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dic
 def average(run: RunFolder, adapters: Sequence[Path], weights: Sequence[float] = ()) -> Path:
     """Write the mean of the adapters to the run's adapter, with the first one's settings. Returns its folder.
 
-    weights: how much each counts; (): all alike. Raises ValueError, and writes nothing, if the adapters have no
-    mean (`checked`).
+    weights: how much each counts; (): all equally. Raises ValueError, and writes nothing, if the adapters cannot
+    be averaged (`checked`).
     """
     if run.finished:
         return finished(run)
@@ -64,8 +65,8 @@ def average(run: RunFolder, adapters: Sequence[Path], weights: Sequence[float] =
 
 
 def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
-    """The tensors of adapters, and what their files say of the base that they share. Raises ValueError that
-    names the folder if adapters cannot be averaged; prints what is left out."""
+    """The tensors of adapters, and the metadata of the base that they share. Raises ValueError that names the
+    folder if adapters cannot be averaged; prints which files are left out."""
     adapters, forms, base = [], [], {}
     first = folders[0]
     for folder in folders:
@@ -96,7 +97,7 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
 
 
 def cosine_of_a(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
+    """The cosine, from -1 to 1, between two adapters' A matrices, each taken as one long vector."""
     names = [name for name in first if "lora_A" in name]
     flat = [
         torch.cat([each[name].double().flatten() for name in names]) for each in (first, second)

@@ -1,7 +1,7 @@
-"""DPO and its variants: an adapter from pairs of episodes, of which one went better.
+"""DPO and its variants: trains an adapter on pairs of episodes, of which one went better.
 
-Load, tokenise, score the reference once, then steps: the policy's scores from the trees of this step, the
-reference's from the cache, the loss, its gradient.
+Load, tokenise, score the reference once. Then each step takes the policy's scores from its trees, the
+reference's from the cache, and the gradient of the loss.
 """
 
 import json
@@ -54,16 +54,16 @@ class DPO(Optimizer, LossParameters):
     batch: Positive[int] = 16
     lr: Positive[float] = 2e-4
     loss: str = "dpo"
-    "which objective, a name in minidpo/learning/loss_table.py"
+    "name of the loss, in minidpo/learning/loss_table.py"
     nll: NotNegative[float] = 0.0
-    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
+    "weight of an added -log π a token of the chosen, which keeps its log-prob from falling"
     until: Literal["end", "turn", "token"] = "end"
     "where pairs are cut; end: nowhere; turn: both after the first turn that differs; token: the rejected alone \
 after its first token that differs from the chosen"
     pairs_per_instance: Positive[int] = 4
-    "pairs of one instance at most; episodes that were used least so far come first"
+    "most pairs of one instance; the episodes used least so far come first"
     pairs_per_task: Positive[int | None] = None
-    "pairs of one task at most, as evenly from its instances as can be; None: all"
+    "most pairs of one task, spread evenly over its instances; None: all"
 
     def __post_init__(self):
         super().__post_init__()
@@ -83,8 +83,8 @@ def dpo(
 ) -> Path:
     """Train the adapter `start` on pairs (`data/pairs`). Returns the trained adapter's folder.
 
-    reference: the adapter of the reference policy; None: `start` as it is before the first step. rehearsed:
-    solved episodes of instances without a pair; each step imitates `rehearse` of them, weighted by nll.
+    reference: the adapter of the reference policy; None: `start`, before the first step. rehearsed: solved
+    episodes of instances without a pair; each step also imitates `rehearse` of them, weighted by nll.
     Rafailov et al. 2023, arXiv:2305.18290. Differs from the paper: nothing by default.
     """
     if run.finished:
@@ -131,7 +131,7 @@ def dpo(
             picked = example_indices(step, min(rehearse, n), n, context.seed)
             yield from sft_batches(rehearsal, picked, device, machine.pass_tokens())
 
-    pass_steps = math.ceil(len(data.pairs) / options.batch)  # that read all pairs once
+    pass_steps = math.ceil(len(data.pairs) / options.batch)  # one pass over all pairs
     train(
         run,
         policy,
@@ -147,8 +147,8 @@ def dpo(
 def pair_or_rehearsal_loss(
     settings: PairLoss, batch: PairBatch | SFTBatch, scores: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, and the numbers to log. A rehearsed batch has the SFT loss
-    times nll: its instances have no rejected side, so pairs alone would let them be forgotten."""
+    """The micro-batch's part of the step's loss, and the numbers to log. A rehearsed batch has the SFT loss times
+    nll: its instances have no pairs, and without rehearsal the policy might forget them."""
     if isinstance(batch, PairBatch):
         return pair_loss(settings, batch, scores)
     loss = settings.nll * sft_objective(batch, scores)[0]
@@ -156,8 +156,8 @@ def pair_or_rehearsal_loss(
 
 
 def pair_loss_of(options: DPO) -> PairLoss:
-    """The loss that the options name. Raises ValueError for an unknown one, or numbers or a cut that do not
-    fit it."""
+    """The loss that the options name. Raises ValueError for an unknown loss, and for parameters or a cut that it
+    cannot have."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]

@@ -1,8 +1,8 @@
 """Explain: one pair, as the loss sees it.
 
 `train.py dpo --explain` prints each token with its mask, turn, weight and log-probs, then the four scores,
-the loss and its gradient on the policy's two; nothing is trained or written. The same log-probs of two
-agents, side by side, are the colours of the report.
+the loss and its gradient by the policy's two scores; nothing is trained or written. The report colours its
+tokens by the same log-probs, those of two agents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,17 +34,17 @@ from minidpo.system.tensors import to_device
 
 
 class Token(NamedTuple):
-    """A token of a dialogue; its log-probs are there if the agent wrote it."""
+    """A token of a dialogue; it has log-probs if the agent wrote it."""
 
     text: str
-    turn: int  # of the agent, from 0; -1: not its own
-    before: float | None  # log π of the one agent, nats
-    after: float | None  # and of the other
+    turn: int  # the agent's turn, from 0; -1: not written by the agent
+    before: float | None  # log π of the first agent, nats
+    after: float | None  # log π of the second agent, nats
 
 
 @torch.no_grad()
 def written_logps(model: Transformer, dialogues: Sequence[Dialogue]) -> list[list[float]]:
-    """log π of the tokens that the agent wrote, in order, of each of some dialogues; they make one tree."""
+    """For each dialogue, log π of the tokens that the agent wrote, in order. All dialogues are one tree."""
     batch = to_device(collate([dialogues]), model.head_weight.device)
     logps = batch_logps(model, batch)[batch.column].cpu()
     return [
@@ -70,7 +70,7 @@ def tokens_of(
 def movements(
     context: Context, before: Path, after: Path, pairs: Sequence[Pair]
 ) -> list[dict[str, list[Token]]]:
-    """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
+    """The tokens of each pair's "chosen" and "rejected", with their log-probs under two adapters of a base."""
     chat, limit = open_chat(context.model)
     dialogues, _ = pair_dialogues(pairs, chat, limit, context.world.system_prompt)
     model, logps = open_model(context.model, to_compute(context.machine, after)), []
@@ -95,14 +95,14 @@ def explain(
 ) -> dict:
     """Print the first of the pairs as training would see it. Returns the numbers printed last.
 
-    The policy is `adapter`; the reference is `reference` or the same. So a trained adapter, with the one it began
-    from as the reference, shows what became of a pair.
+    The policy is `adapter`; the reference is `reference` or the same. Give a trained adapter, and the one it
+    started from as the reference, to see how training moved a pair.
     """
     settings = pair_loss_of(options)
     machine = to_compute(context.machine, adapter, reference)
     chat, limit = open_chat(context.model)
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]
-    # KTO's baseline reads a step's pairs, and needs two instances
+    # for KTO's baseline, which reads a step's pairs and needs two instances
     some = [*pairs[: options.batch], *elsewhere[:1]]
     data = tokenise(some, chat, limit, context.world.system_prompt, settings.until)
     sides = [data.dialogues[d] for d in data.pairs[0]]
@@ -168,7 +168,7 @@ def lines_of(
     after: Sequence[float],
     weights: Sequence[float],
 ) -> Iterator[str]:
-    """A line for each token of the agent; what it did not write, and no loss reads, is folded."""
+    """A line for each token of the agent; other tokens, which no loss reads, are folded into one line."""
     yield "  token  mask  turn       W  reference   policy   text"
     weight, t = iter(weights), 0
     for written, group in groupby(

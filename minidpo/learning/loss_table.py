@@ -1,7 +1,7 @@
-"""Which preference losses there are: which scores each reads, and which numbers it has.
+"""The table of preference losses: which scores each reads, and which parameters it has.
 
-A new loss is a pure function in `objective/variants` and a line in LOSSES. A number that no loss had so far is a
-field of `LossParameters`.
+A new loss is a pure function in `objective/variants` and a line in LOSSES. A new parameter is a field of
+`LossParameters`.
 """
 
 from collections.abc import Callable
@@ -27,20 +27,20 @@ from minidpo.system.ranges import Checked
 
 @dataclass(frozen=True)
 class LossParameters(Checked):
-    """The numbers that losses read. None: the loss's own default, or the loss does not read it."""
+    """The parameters of losses. None: the loss's own default, or the loss does not have it."""
 
     beta: float | None = None
     "how strongly the policy is held to the reference"
     gamma: float | None = None
     "dmpo: discount of later turns"
     label_smoothing: float | None = None
-    "cdpo, robust: share of pairs that are the wrong way round"
+    "cdpo, robust: share of pairs that may be mislabelled"
     target_margin: float | None = None
     "simpo: margin to reach"
     odds_weight: float | None = None
     "orpo: weight of the odds ratio"
     penalty_weight: float | None = None
-    "dpop: weight of a chosen log-prob that falls below the reference"
+    "dpop: weight of the penalty on a chosen log-prob below the reference"
     desirable_weight: float | None = None
     "kto: weight of the chosen"
     undesirable_weight: float | None = None
@@ -51,24 +51,24 @@ class LossParameters(Checked):
         check_parameters(**self.given())
 
     def given(self) -> dict[str, float]:
-        """Those that are not None, by name."""
+        """The parameters that are not None, by name."""
         values = {p.name: getattr(self, p.name) for p in fields(LossParameters)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What one loss needs: its function, which scores that reads, and which parameters it has."""
+    """One loss: its function, the scores that it reads, and its parameters."""
 
     function: Callable[..., Tensor]  # of four scores (P,) and its parameters, by name
     score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
-    defaults: LossParameters  # what is None here is no parameter of this loss
+    defaults: LossParameters  # None: this loss does not have the parameter
     needs_reference: bool = True
     needs_baseline: bool = False  # reads `kto_baseline` of the whole step
 
     @property
     def cancels(self) -> bool:
-        """Whether what both sides share cancels, so that one side may be cut at a token."""
+        """Whether the tokens that both sides share cancel, so that one side may be cut at a token."""
         return self.score == "sum" and not self.needs_baseline
 
     def of_scores(
@@ -79,7 +79,7 @@ class Loss:
         if self.needs_baseline:
             numbers["baseline"] = baseline
         if self.score == "dmpo":
-            numbers.pop("gamma", None)  # which the scores' weights have read
+            numbers.pop("gamma", None)  # it is in the weights of the scores already
         return partial(self.function, **numbers)
 
 

@@ -1,7 +1,7 @@
-"""Micro-batches: the trees of a step, packed into passes of at most so many tokens, shared among processes.
+"""Micro-batches: the trees of a step, packed into passes within a token budget and shared among processes.
 
-`data` is anything that has `dialogues` and `instances`: preferences or rollouts. A unit is what may not be torn
-apart: a pair of trajectories, or a single one. All units of an instance share a tree.
+`data` is anything with `dialogues` and `instances`: preferences or rollouts. A unit must stay together: it is a
+pair of trajectories, or a single one. All units of an instance share a tree.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from minidpo.system.tensors import to_device
 
 
 def passes_within(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """This process's passes over trajectories of these lengths, by number, of at most `budget` tokens each."""
+    """This process's passes over trajectories of these lengths: their numbers, at most `budget` tokens a pass."""
     return rank_parts(batches_within(lengths, budget), lengths)
 
 
 def with_fixed_passes(machine: Machine) -> Machine:
-    """The machine with passes of a fixed size, for dropout: it is drawn a pass at a time, so neither the free
-    memory nor the number of processes may decide how large these are."""
+    """The machine with passes of a fixed size, for dropout. Dropout is drawn once a pass, so the size of a pass must
+    not depend on the free memory or the number of processes."""
     refuse_torchrun("dropout is drawn a pass at a time, and would differ")
     return replace(machine, micro_tokens=machine.pass_tokens())
 
@@ -39,13 +39,13 @@ def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> li
 
 
 def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
-    """Trees that are grown already as one batch, on the CPU; weights: as in `data/batch.collate`."""
+    """Grown trees as one batch, on the CPU; weights: as in `data/batch.collate`."""
     members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
     return collate(members, *weights, trees=[group.tree for group in groups])
 
 
 def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
-    """Tokens of the largest tree of some of these units; where it goes depth first, of its longest path."""
+    """Tokens of the largest tree that these units can need; of a tree that is walked depth first, its longest path."""
     trees = [group.tree for group in instance_trees(data, units, machine)]
     largest = max(
         len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
@@ -54,15 +54,15 @@ def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
     split = len(trees) > len({data.instances[unit[0]] for unit in units})
     return (
         max(largest, machine.tree_tokens) if split else largest
-    )  # a step's own units may fill a tree
+    )  # a step's own units may fill a whole tree
 
 
 def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
-    """This process's batches of a step's trees, each grown once here."""
+    """This process's micro-batches of a step's trees."""
     groups = instance_trees(data, units, machine)
     lengths = [len(group.tree.ids) for group in groups]
     budget = machine.pass_tokens()
-    # a tree that goes depth first is alone in its batch
+    # a tree that is walked depth first is alone in its batch
     packed = batches_within(
         [n if n <= machine.walk_above else max(n, budget) for n in lengths], budget
     )
@@ -73,8 +73,8 @@ def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> lis
 def over_all(
     data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights
 ) -> Tensor:
-    """What read(batch) gives for all trajectories, lengths[d] numbers for trajectory d; batches are collated
-    with these weights. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
+    """The numbers that read(batch) gives for all trajectories, lengths[d] for trajectory d; batches are collated
+    with `weights`. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
     device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
     values = torch.zeros(sum(lengths), device=device)
     parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
@@ -84,8 +84,6 @@ def over_all(
         )
         batch = to_device(collate_groups(data, groups, *weights), device)
         values[to_device(places, device)] = read(batch).to(values.dtype)
-    all_gather(
-        None, phase=True
-    )  # waits as long as the slowest process may take for all of its share
-    sum_over_ranks(values)  # each process has put in its own
+    all_gather(None, phase=True)  # waits for the slowest process to finish its whole share
+    sum_over_ranks(values)  # each process has filled in its own numbers
     return values

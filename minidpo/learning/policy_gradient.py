@@ -1,9 +1,9 @@
-"""Policy gradients: an adapter from its own episodes, each turn weighed by its advantage.
+"""Policy gradients: trains an adapter on its own episodes, each turn weighted by its advantage.
 
-GRPO, Dr. GRPO, RLOO and GiGPO differ in the advantage alone. There are no pairs and no value function: an
+GRPO, Dr. GRPO, RLOO and GiGPO differ only in the advantage. There are no pairs and no value function: an
 episode is compared with those of the same instance; GiGPO also compares turns on the same page. Several steps
-use the same rollouts, so the loss has the ratio to the policy that played, and clips it. That policy's
-log-probs are made by the code that trains, before the first step: there every ratio is 1, up to rounding.
+use the same rollouts, so the loss has the ratio to the policy that played, and clips it. The training code
+itself computes that policy's log-probs before the first step, where every ratio is 1 up to rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ from minidpo.system.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class PolicyGradient(Optimizer):
-    """The agent's own episodes are weighed by their advantage, in several steps on the same ones."""
+    """Several steps on the agent's own episodes, weighted by their advantage."""
 
     epochs: Positive[float] = 1.0
     batch: Positive[int] = 64
@@ -55,7 +55,7 @@ class PolicyGradient(Optimizer):
     high: NotNegative[float] = 0.2
     "a token whose ratio has risen by this share is pushed up no further"
     kl: NotNegative[float] = 0.0
-    "weight of an added KL to the reference; of ppo: at the first step"
+    "weight of an added KL to the reference; for ppo, its weight at the first step"
 
     def __post_init__(self):
         super().__post_init__()
@@ -74,7 +74,7 @@ def policy_gradient(
 ) -> Path:
     """Train the adapter `start` on episodes that it played. Returns the trained adapter's folder.
 
-    advantages: (turns,) of each episode. reference: the adapter that the KL is measured to; None: `start`.
+    advantages: (turns,) of each episode. reference: the adapter to which the KL is measured; None: `start`.
     """
     if run.finished:
         return finished(run)
@@ -109,7 +109,7 @@ class RolloutBatch(NamedTuple):
 
     trees: Batch
     names: list[str]  # of each entry
-    step_tokens: int  # entries of the whole step
+    step_tokens: int  # entries in the whole step
     advantage: Tensor  # (M,)
     old: Tensor  # (M,) log π of the policy that played
     ref: Tensor  # (M,) log π of the reference
@@ -120,10 +120,10 @@ def clipped_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
 
-    TRL calls this mean `bnpo` and `dapo`; GRPO's paper takes a mean of episodes' means. GRPO's k3 stands alone,
-    as in its paper. `weigh_kl`, for PPO, weighs it by the ratio: then its gradient is that of
-    KL(π(·|s) ‖ π_ref(·|s)), summed over the states that were played. What a token does to later states is not
-    counted; a KL in the reward would count it.
+    TRL calls this mean `bnpo` and `dapo`; GRPO's paper takes a mean of episodes' means. GRPO adds k3 without a
+    ratio, as in its paper. `weigh_kl`, for PPO, weights it by the ratio; then its gradient is that of
+    KL(π(·|s) ‖ π_ref(·|s)), summed over the states that were played. It does not count how a token changes later
+    states; a KL in the reward would.
     """
     ratio, kl = (logps - batch.old).exp(), kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
@@ -146,26 +146,26 @@ def clipped_objective(
 
 
 def grpo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
-    """(R - mean) / std of the episodes of the instance, for all turns. Shao et al. 2024, arXiv:2402.03300."""
+    """(R - mean) / std over the instance's episodes, for all turns. Shao et al. 2024, arXiv:2402.03300."""
     return for_all_turns(group_advantages(*verdicts(episodes)), episodes)
 
 
 def dr_grpo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
-    """R - mean of the episodes of the instance. Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783."""
+    """R - mean over the instance's episodes. Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783."""
     return for_all_turns(group_advantages(*verdicts(episodes), scale=False), episodes)
 
 
 def rloo_advantages(episodes: Sequence[Episode]) -> list[Tensor]:
-    """R - mean of the other episodes of the instance. Ahmadian et al. 2024 (RLOO), arXiv:2402.14740."""
+    """R - mean over the instance's other episodes. Ahmadian et al. 2024 (RLOO), arXiv:2402.14740."""
     return for_all_turns(leave_one_out_advantages(*verdicts(episodes)), episodes)
 
 
 def gigpo_advantages(
     episodes: Sequence[Episode], gamma: float = 0.95, state_weight: float = 1.0
 ) -> list[Tensor]:
-    """Dr. GRPO's, and `state_weight` times that of each turn among those on the same page of the instance.
+    """Dr. GRPO's, plus `state_weight` times each turn's advantage among those on the same page of the instance.
 
-    A turn's return is the verdict, discounted by `gamma` for each turn after it. Feng et al. 2025 (GiGPO),
+    A turn's return is the verdict, discounted by `gamma` once for each later turn. Feng et al. 2025 (GiGPO),
     arXiv:2505.10978.
     """
     turns = [len(e.turns) for e in episodes]
@@ -181,15 +181,15 @@ def gigpo_advantages(
 
 
 def for_all_turns(numbers: Tensor, episodes: Sequence[Episode]) -> list[Tensor]:
-    """A number of each episode, (B,), for each of its turns."""
+    """Each episode's number, of (B,), repeated for all its turns."""
     return [number.expand(len(e.turns)) for number, e in zip(numbers, episodes, strict=True)]
 
 
 def mixed_groups(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes of instances that were both solved and failed; the others have no advantage.
+    """The episodes of instances that were both solved and failed; all others have advantage 0.
 
-    GiGPO's paper keeps instances that were always solved: there the shorter way from a state has an advantage.
-    Here all advantages read the same episodes. Raises NothingToLearn if there are none.
+    GiGPO's paper keeps instances that were always solved, where a shorter way from a state has an advantage. We
+    give all advantages the same episodes. Raises NothingToLearn if there are none.
     """
     groups = by_instance(e for e in episodes if e.turns).values()
     mixed = [group for group in groups if len({e.solved for e in group}) > 1]

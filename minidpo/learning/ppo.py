@@ -1,11 +1,11 @@
-"""PPO: an adapter and a value function from the agent's own episodes, in several passes over them.
+"""PPO: trains an adapter and a value function on the agent's own episodes, in several passes over them.
 
-A turn is one action with one advantage for all its tokens. V is read off the state that predicts the turn's
-first token, so γ and λ count decisions, whatever the length of an answer (as the utterance-level critic of
-ArCHer, Zhou et al. 2024, arXiv:2402.19446; Ouyang et al. 2022 have a value a token). Each pass makes values and
-advantages anew (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5), so a new head, which says 0, counts
-from the second pass on; a next round begins with the head of the last. The KL is in the loss: in the reward of
-recorded rollouts it would be that of the policy that played, which is usually the reference.
+A turn is one action, with one advantage for all its tokens. V is read from the state that predicts the turn's
+first token, so γ and λ count decisions, whatever the length of an answer (like the utterance-level critic of
+ArCHer, Zhou et al. 2024, arXiv:2402.19446; Ouyang et al. 2022 have a value for each token). Each pass computes
+values and advantages anew (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5). A new head predicts 0, so
+it matters from the second pass on; the next round starts with the head of the last. The KL is in the loss: in
+the reward of recorded rollouts it would be the KL of the policy that played, which usually is the reference.
 """
 
 import math
@@ -51,7 +51,7 @@ from minidpo.system.ranges import NotNegative, Positive, Share
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
-VALUE_CLIP = 0.2  # a value gains nothing by going further from what it was when its pass began
+VALUE_CLIP = 0.2  # how far a value may usefully move from what it was when its pass began
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class PPO(PolicyGradient):
     epochs: Positive[float] = 4.0
     kl: NotNegative[float] = 0.05
     kl_target: Positive[float | None] = 0.02
-    "nats a token: kl grows while the KL to the reference is above it, and falls below it (None: kl stays)"
+    "nats a token: kl grows while the KL to the reference is above this, else it shrinks (None: kl is constant)"
     gamma: Share[float] = 1.0
     "discount of rewards, a turn"
     lam: Share[float] = 0.95
-    "of the advantage (GAE): 1 reads the rewards alone, 0 the value of the next page alone"
+    "λ of GAE: 1 uses only the rewards, 0 only the value of the next page"
     value_weight: Positive[float] = 0.1
     "weight of the value's loss beside the policy's"
 
@@ -82,9 +82,9 @@ def ppo(
 ) -> Path:
     """Train the adapter `start` on episodes that it played, and the value head beside it.
 
-    rewards: what each turn was paid, (turns,) of each episode. reference: the adapter that the KL is measured
-    to; None: `start`. Returns the trained adapter's folder, with the head. Schulman et al. 2017,
-    arXiv:1707.06347. Differs from the paper: a value a turn; advantages are scaled to mean 0 and variance 1
+    rewards: of each turn, (turns,) for each episode. reference: the adapter to which the KL is measured; None:
+    `start`. Returns the trained adapter's folder, with the head. Schulman et al. 2017,
+    arXiv:1707.06347. Differs from the paper: one value for each turn; advantages are scaled to mean 0 and variance 1
     over a pass, and values are clipped, as in its authors' code; a KL to the reference (Ouyang et al. 2022).
     """
     if run.finished:
@@ -97,18 +97,18 @@ def ppo(
     head = ScalarHead(policy)
     head.load(lora.located(start, (*lora.FILES, scalar_head.FILE)), "value")
     old, ref = logps_before(run, policy, data, episodes, machine, start, reference)
-    # all that a pass's values depend on, with the number of the pass
+    # all that a pass's values depend on, apart from the number of the pass
     began_with = {"rewards": rewards, "old": old, "ref": ref, "head": [head.weight[0]]}
     began = fingerprint({name: torch.cat(list(parts)) for name, parts in began_with.items()})
     weights = f"{run.base} {replace(options, save_every=1)} {context.seed} {began}"
-    passes: dict[int, Targets] = {}  # that of the pass under way, by its number
+    passes: dict[int, Targets] = {}  # of the current pass, by its number
 
     def targets_at(step: int) -> Targets:
         number, done = divmod(step * options.batch, len(episodes))
         if number not in passes:
             name = f"values-{number}.safetensors"
             path = run.folder / name
-            if done >= options.batch and not path.is_file():  # made now, they would be others
+            if done >= options.batch and not path.is_file():  # the policy has moved since then
                 raise ValueError(
                     f"{path} is gone, the values that this pass began with: delete {run.state}, too"
                 )
@@ -123,7 +123,7 @@ def ppo(
         picked = example_indices(
             step, options.batch, len(episodes), context.seed, labels=data.instances
         )
-        # by the log of the steps before it, so a killed run goes on with the same weight
+        # from the log of earlier steps, so that a killed run goes on with the same weight
         kl = adapted_weight(options, run.steps_so_far()[:step])
         in_this_step, device = replace(options, kl=kl), policy.head_weight.device
         targets = targets_at(step)
@@ -144,7 +144,7 @@ def ppo(
 
 
 def after_last_turn(rewards: Sequence[float], episodes: Sequence[Episode]) -> list[Tensor]:
-    """What each turn is paid, (turns,) of each episode, if an episode's reward comes after its last turn.
+    """The reward of each turn, (turns,) for each episode: the episode's reward at its last turn, else 0.
 
     >>> from minidpo.data.episodes import Turn
     >>> after_last_turn([1.0], [Episode("t", 1, 0, "", (Turn("", "a", None),) * 3, "solved", 1.0, "")])
@@ -157,13 +157,13 @@ def after_last_turn(rewards: Sequence[float], episodes: Sequence[Episode]) -> li
 
 
 class Targets(NamedTuple):
-    """What a pass aims at. Each column holds a number for each token that was written, (written,) an episode."""
+    """The targets of a pass. A column has a number for each token that the agent wrote, (written,) an episode."""
 
     advantages: list[Tensor]
     starts: list[Tensor]  # 1 where a turn begins, else 0
     values: list[Tensor]  # V before the token when the pass began
-    returns: list[Tensor]  # what V is to be where its turn begins
-    variance: float  # of the returns of all turns
+    returns: list[Tensor]  # what V should be where the turn begins
+    variance: float  # of all turns' returns
 
 
 def make_targets(
@@ -174,7 +174,7 @@ def make_targets(
     *,
     whiten: bool = True,
 ) -> Targets:
-    """GAE of each episode; values: (written,) of each, rewards: (turns,).
+    """GAE of each episode; values: (written,) for each, rewards: (turns,) for each.
 
     whiten: scale the advantages of all turns to mean 0 and variance 1.
     """
@@ -205,7 +205,7 @@ class ValuedBatch(NamedTuple):
     returns: Tensor  # (M,)
     variance: float
     step_turns: int  # in the whole step
-    options: PPO  # with the KL's weight in this step
+    options: PPO  # `kl` is the weight in this step
     names: list[str]  # of each score
     trees: Batch
 
@@ -238,7 +238,7 @@ def valued_batches(
 
 
 def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, the policy's and the value's, and of what is logged."""
+    """The micro-batch's part of the step's loss, policy and value together, and of the logged numbers."""
     options, (logps, values) = batch.options, scores.chunk(2)
     loss, numbers = clipped_objective(options, batch.rollouts, logps, weigh_kl=True)
     losses = batch.start * value_loss(values, batch.old_value, batch.returns, VALUE_CLIP)
@@ -252,7 +252,7 @@ def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str,
 
 
 def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
-    """log π of each token that the agent wrote, then V before it, (2M,), in the order of `entry_logps`."""
+    """log π of every token that the agent wrote, then V before every one: (2M,), in the order of `entry_logps`."""
 
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
         logps = token_logps(hidden, policy.head_weight, trees.targets[n])
@@ -262,7 +262,7 @@ def entry_scores(policy: Transformer, head: ScalarHead, machine: Machine, trees:
 
 
 def adapted_weight(options: PPO, log: Sequence[dict]) -> float:
-    """The KL's weight after the steps in the log, adapted to the KL of each."""
+    """The KL's weight after the logged steps, adapted after each to its KL."""
     weight = options.kl
     for record in log if options.kl_target else ():
         weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)

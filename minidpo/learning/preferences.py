@@ -1,8 +1,8 @@
-"""Preferences: from pairs of episodes to what a step of any preference loss needs.
+"""Preferences: from pairs of episodes to the batches and the loss of a step.
 
-The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
+The pairs of an instance are edges between the leaves of one tree, so an episode is computed once, however many
 pairs it is in. The loss reads four scores a pair: the policy's from the tree of this step, the reference's
-from the cache. KTO also reads a baseline z₀: the scores of trajectories behind another instance's prompt.
+from the cache. KTO also reads a baseline z₀, from the scores of trajectories after another instance's prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from minidpo.system.tensors import to_device
 
 
 class PairLoss(NamedTuple):
-    """A loss with all its numbers chosen, and where its pairs are cut."""
+    """A loss with all its parameters, and where its pairs are cut."""
 
     loss: Loss
     parameters: LossParameters
@@ -34,32 +34,32 @@ class PairLoss(NamedTuple):
 
 
 class Preferences(NamedTuple):
-    """Pairs as token ids. A trajectory that is in several pairs stands here once."""
+    """Pairs as token ids. A trajectory that is in several pairs is stored once."""
 
     dialogues: list[Dialogue]
     names: list[str]
     instances: list[tuple[str, int]]  # of each dialogue
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
-    solved: list[bool]  # of each pair, whether the chosen was: only then it is imitated as well
+    solved: list[bool]  # of each pair, whether the chosen was solved: only then NLL imitates it
 
     def largest_tree(self, machine: Machine) -> int:
-        """Tokens of the largest tree that a step may meet."""
+        """Tokens of the largest tree that a step may have."""
         return largest_tree(self, self.pairs, machine)
 
 
 def pair_dialogues(
     pairs: Sequence, chat: Chat, limit: int, system: str
 ) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each pair's chosen and rejected, in turn, and their names."""
+    """Token ids and turns of all chosen and rejected, alternately, and their names."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     return dialogues_of(sides, chat, limit, system)
 
 
 def tokenise(pairs: Sequence, chat: Chat, limit: int, system: str, until: str) -> Preferences:
-    """Pairs as token ids, cut here if `until` is token; at a turn they were cut when they were chosen. Refuses,
-    by name, what no loss can tell apart."""
+    """Pairs as token ids, cut here if `until` is "token" (`choose` has cut them already if it is "turn"). Raises
+    ValueError that names a pair with the same tokens on both sides."""
     data = Preferences([], [], [], [], [])
-    number_of: dict[tuple, int] = {}  # by what a dialogue is
+    number_of: dict[tuple, int] = {}  # of a dialogue, by its instance, ids and turns
 
     def add(side, dialogue: Dialogue) -> int:
         key = side.instance, tuple(dialogue.ids), tuple(dialogue.turns)
@@ -89,7 +89,7 @@ class PairBatch(NamedTuple):
 
     trees: Batch
     names: list[str]  # of each score
-    chosen: Tensor  # (P,) which score
+    chosen: Tensor  # (P,) the place of its score
     rejected: Tensor  # (P,)
     ref_chosen: Tensor  # (P,) reference scores
     ref_rejected: Tensor  # (P,)
@@ -111,7 +111,7 @@ def pair_batches(
     for groups in micro_batches(data, [data.pairs[p] for p in picked], machine):
         dialogues: list[int] = []  # of each score
         pairs: list[int] = []
-        chosen, rejected = [], []  # which score, of each pair
+        chosen, rejected = [], []  # of each pair, the places of its scores
         for group in groups:
             row_of = {d: row for row, d in enumerate(group.trajectories, len(dialogues))}
             dialogues += group.trajectories
@@ -132,13 +132,13 @@ def pair_batches(
             None,
             len(picked),
         )
-        yield to_device(batch, device)._replace(baseline=baseline)  # which is on the device already
+        yield to_device(batch, device)._replace(baseline=baseline)  # it is on the device already
 
 
 def pair_loss(
     settings: PairLoss, batch: PairBatch, scores: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, and of what is logged."""
+    """The micro-batch's part of the step's loss, and of the logged numbers."""
     four = (scores[batch.chosen], scores[batch.rejected], batch.ref_chosen, batch.ref_rejected)
     losses = settings.loss.of_scores(settings.parameters, batch.baseline)(*four)  # (P,)
     if settings.nll:  # the last scores are the chosen's means (`pair_batches`)
@@ -155,8 +155,8 @@ def pair_loss(
 def score_all(
     model: Transformer, data: Preferences, settings: PairLoss, machine: Machine
 ) -> Tensor:
-    """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
-    instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
+    """The model's score of every trajectory, (dialogues,), on its device. A tree holds all trajectories of an
+    instance here, but in a step only those of its pairs: the numbers are the same up to rounding."""
     return over_all(
         data,
         [1] * len(data.dialogues),
@@ -169,7 +169,7 @@ def score_all(
 
 
 def mismatched(data: Preferences, limit: int) -> Preferences:
-    """For KTO's baseline, each trajectory behind another one's first prompt, at most `limit` tokens of it."""
+    """For KTO's baseline: each trajectory after another one's first prompt, cut at `limit` tokens."""
     begins = [min(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
     own_prompts = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begins)]
     prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: prompts must differ
@@ -196,7 +196,7 @@ def step_baseline(
     settings: PairLoss,
     machine: Machine,
 ) -> Tensor | None:
-    """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
+    """z₀, (), of a step, from its `mismatched` trajectories (`data`) and their reference scores; None without."""
     if data is None:
         return None
     numbers = list(dict.fromkeys(d for p in picked for d in data.pairs[p]))

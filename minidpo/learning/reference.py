@@ -1,10 +1,10 @@
-"""The reference: the policy at step 0, or another adapter scored once.
+"""The reference: the policy at step 0, or another adapter, scored once.
 
-Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
-DPO's first loss without NLL is ln 2 (up to the rounding of other trees), there is no second model, and no
-adapter is switched off. The file's key covers all that the numbers depend on but for their rounding: base,
-adapter, token ids, the weights W, dtype. A file with another key is refused, never used or replaced. The
-log-probs of rollouts and PPO's values are kept in such files, too.
+The same code that scores the policy scores the reference before the first step and keeps the scores in a file.
+So DPO's first loss without NLL is ln 2 (up to rounding, because trees differ), there is no second model, and no
+adapter is switched off. The file's key covers all that the numbers depend on, up to rounding: base, adapter,
+token ids, the weights W, dtype. A file with another key is refused, never used or replaced. The log-probs of
+rollouts and PPO's values are kept in such files, too.
 """
 
 import hashlib
@@ -36,8 +36,9 @@ def reference_scores(
     machine: Machine,
     weights: str,
 ) -> Tensor:
-    """The scores (dialogues,) of the model as it is now, from the run's file of this name, or computed and kept
-    there. weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
+    """The scores (dialogues,) of the model in its present state, read from the run's file `name`, or computed and
+    written there. weights: as in `key`. A loss without reference gets zeros, and no file. Raises ValueError if a
+    score is not finite."""
     if not settings.loss.needs_reference:
         return torch.zeros(len(data.dialogues))
     wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
@@ -49,15 +50,15 @@ def reference_scores(
 
 
 def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:
-    """What tells this model from every other: its base's fingerprint, its adapter, that one's shape; and the
-    dtype, where that is not the base's own."""
+    """What tells this model from every other: the fingerprint of its base, its adapter and the adapter's shape, and
+    the dtype if that is not the base's own."""
     computed = f" {model.head_weight.dtype}" if model.read_in else ""
     return f"{base} {model.config} {fingerprint(lora.adapter_tensors(model))} {shape}{computed}"
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of all that determines numbers made of these dialogues, up to rounding. weights: the model's
-    `identity`. score: which numbers; of scores which W, with its parameters."""
+    """SHA-256 of all that determines some numbers of these dialogues, up to rounding. weights: the model's
+    `identity`. score: which numbers; for scores, the kind of W and its parameters."""
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())
@@ -65,8 +66,8 @@ def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
 
 
 def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
-    """The scores (n,) in `path` if their key is `wanted`; computed, and kept there, if there is no file.
-    Raises ValueError if the file belongs to something else, is damaged or cannot be read."""
+    """The scores (n,) in `path`, if their key is `wanted`; without a file they are computed and written there.
+    Raises ValueError if the file has another key, is damaged or cannot be read."""
     if not path.is_file():
         values = compute().cpu()
         write_tensors(

@@ -1,10 +1,10 @@
-"""Reward models: a number for an episode, learned from which of two went better, or for each of its turns.
+"""Reward models: a number for an episode, learned from pairs, or a number for each of its turns.
 
-In place of log-probs a scalar head reads the hidden state of the agent's last token, of the episode or of each
-turn (Ouyang et al. 2022, arXiv:2203.02155). `reward_model` learns from pairs, on DPO's trees; the head begins at
+In place of log-probs, a scalar head reads the hidden state of the agent's last token in the episode or in each
+turn (Ouyang et al. 2022, arXiv:2203.02155). `reward_model` learns from pairs, on DPO's trees; the head starts at
 0, so its first loss is ln 2. `step_model` learns the value after each turn; after the last turn that is the
-verdict. Some instances are held out. On them it is measured how often the model is right, whether as often as
-it is sure, or how near the values it is, and how often the attempt that it would pick was solved (best of n).
+verdict. Some instances are held out. On them we measure accuracy and calibration or, for turns, the squared
+error, and how often the attempt with the most reward was solved (best of n).
 """
 
 import math
@@ -76,7 +76,7 @@ class RewardModel(Optimizer):
     batch: Positive[int] = 16
     lr: Positive[float] = 2e-4
     held_out: Share[Positive[float]] = 0.2
-    "share of the instances that is not trained on: these say how far the model can be trusted"
+    "share of the instances that is held out, to measure how far the model can be trusted"
 
 
 def reward_model(
@@ -90,7 +90,7 @@ def reward_model(
 ) -> Path:
     """Train a reward model on pairs, from the adapter `start`. Returns its folder, with the head.
 
-    attempts: the agent's episodes of any instances; those of held-out ones say what best-of-n would gain.
+    attempts: the agent's episodes; those of held-out instances measure what best-of-n would gain.
     Ouyang et al. 2022, arXiv:2203.02155, Eq. 1. Differs from the paper: the head starts at 0 and has no bias.
     """
     if run.finished:
@@ -123,9 +123,9 @@ def step_model(
 ) -> Path:
     """Train a reward model of turns on step values, from the adapter `start`. Returns its folder, with the head.
 
-    values: the `step_values` of each episode, turns + 1 numbers, all known. The reward of a turn is to be the
-    value after it: mean squared error. Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2. Differs from the
-    paper: as `step_values` does.
+    values: the `step_values` of each episode, turns + 1 numbers, none of them None. A turn's reward is fitted to
+    the value after it, by mean squared error. Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2. Differs
+    from the paper as `step_values` does.
     """
     if run.finished:
         return finished(run)
@@ -149,7 +149,7 @@ def step_model(
 
 
 class Scorer(NamedTuple):
-    """A policy without its vocabulary: hidden states, and a head that reads a number off them."""
+    """A policy without its vocabulary head: a scalar head reads a number from its hidden states."""
 
     policy: Transformer
     head: ScalarHead
@@ -160,7 +160,7 @@ class Scorer(NamedTuple):
         return entry_values(self.policy, self.head, self.machine, trees)
 
     def rewards(self, data: "Preferences | Rollouts") -> Tensor:
-        """The same of all dialogues, on the CPU."""
+        """The numbers of all dialogues, on the CPU."""
         counts = [len(dialogue.written) for dialogue in data.dialogues]
         found = over_all(data, counts, self.policy, self.machine, self.read).cpu()
         check_finite(torch.stack([part.sum() for part in found.split(counts)]), data.names)
@@ -175,7 +175,7 @@ def train_head(
     options: RewardModel,
     start: Path,
 ) -> Scorer:
-    """Train an adapter and a new head on examples, of which these are the instances."""
+    """Train an adapter and a new head on examples; `instances` has one for each example."""
     options = in_steps(options, len(instances))
     largest_tree = learned.data.largest_tree
     policy, machine = open_learner(run, context, options, largest_tree, start, heads="scalar")
@@ -204,7 +204,7 @@ def train_head(
 
 
 def keep(run: RunFolder, context: Context, model: Scorer, kind: str, found: dict) -> Path:
-    """Write what was found on held-out instances, the head and the adapter. Returns the folder of these."""
+    """Write the held-out results, the head and the adapter. Returns the folder of the last two."""
     run.call(write_result, run.folder / "result.json", found)
     run.call(model.head.save, run.folder / "adapter", kind)
     folder = finish(run, model.policy, context.model)
@@ -216,11 +216,11 @@ def keep(run: RunFolder, context: Context, model: Scorer, kind: str, found: dict
     return folder
 
 
-# ---- what a trained model says ----
+# ---- reading rewards from a trained model ----
 
 
 def episode_rewards(context: Context, folder: Path, episodes: Sequence[Episode]) -> list[float]:
-    """The reward of each episode by the reward model in a folder; -inf without a turn."""
+    """Each episode's reward by the reward model in a folder; -inf for one without turns."""
     spoken = [e for e in episodes if e.turns]
     data = Rollouts.of(spoken, *open_chat(context.model), context.world.system_prompt)
     found = iter(open_scorer(context, folder, "reward").rewards(read_at_ends(data)).tolist())
@@ -228,7 +228,7 @@ def episode_rewards(context: Context, folder: Path, episodes: Sequence[Episode])
 
 
 def step_rewards(context: Context, folder: Path, episodes: Sequence[Episode]) -> list[Tensor]:
-    """The reward of each turn by the step model in a folder, (turns,) of each episode."""
+    """Each turn's reward by the step model in a folder, (turns,) for each episode."""
     data = Rollouts.of(episodes, *open_chat(context.model), context.world.system_prompt)
     found = open_scorer(context, folder, "step").rewards(read_at_ends(data, every_turn=True))
     return list(found.split([len(e.turns) for e in episodes]))
@@ -246,13 +246,13 @@ def open_scorer(context: Context, folder: Path, kind: str) -> Scorer:
 
 
 def require_reward_model(folder: Path, kind: str = "reward") -> Path:
-    """Where a reward model's files are. Raises ValueError if the adapter has no head of this kind."""
+    """The folder with a reward model's files. Raises ValueError if the adapter has no head of this kind."""
     where = lora.located(folder, (*lora.FILES, scalar_head.FILE))
     if scalar_head.kind_in(where) != kind:
         raise ValueError(
             f"{folder}: no {kind} head here; train.py rm makes a reward model, in OUT/adapter"
         )
-    lora.read_weights(where)  # a judge is opened after all that it judges
+    lora.read_weights(where)  # fail now: the model is opened only after all episodes are played
     return where
 
 
@@ -260,10 +260,11 @@ def require_reward_model(folder: Path, kind: str = "reward") -> Path:
 
 
 def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tuple[list, list]:
-    """The examples to learn from and those held out; sides: an episode or conversation of each.
+    """The examples to learn from and those held out; sides: an episode or conversation of each example.
 
-    Held out are the instances of a share of the first prompts, one at least: many seeds may show one page. Which
-    these are depends on the seed and on the prompts themselves. Raises NothingToLearn if nothing is left.
+    We hold out all instances of a share of the first prompts, of at least one, because many seeds may show the
+    same page. Which prompts these are depends only on the seed and on the prompts. Raises NothingToLearn if
+    nothing is left to learn from.
     """
     prompts = {side.first_prompt for side in sides}
     order = sorted(prompts, key=lambda prompt: random.Random(f"{seed} {prompt}").random())
@@ -282,10 +283,10 @@ def divided(examples: Sequence, sides: Sequence, share: float, seed: int) -> tup
 
 
 def read_at_ends(data, every_turn: bool = False):
-    """The same Preferences or Rollouts with one token that counts for the last turn, or for each turn.
+    """The same Preferences or Rollouts with only one token that counts in the last turn, or in each turn.
 
-    It follows the agent's last token of the turn, and nobody reads it: the state that would predict it, that of
-    the last token, is what the head reads.
+    It is the place after the agent's last token of the turn. What token stands there does not matter: the head
+    reads the state that would predict it, which is the state of the last token.
     """
     dialogues = []
     for ids, turns in data.dialogues:
@@ -300,7 +301,7 @@ def read_at_ends(data, every_turn: bool = False):
 
 
 class OrderedPairs(NamedTuple):
-    """DPO's pairs; the chosen is to have more reward. Rewards are (dialogues,)."""
+    """DPO's pairs; the chosen should have more reward. Rewards are (dialogues,)."""
 
     data: Preferences
 
@@ -311,12 +312,12 @@ class OrderedPairs(NamedTuple):
         return pair_batches(self.data, picked, no_reference, SETTINGS, machine, device)
 
     def objective(self, batch: PairBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's part of the step's loss, a mean over pairs, and of what is logged."""
+        """The micro-batch's part of the step's loss, a mean over pairs, and of the logged numbers."""
         loss, numbers = pair_loss(SETTINGS, batch, rewards)
         return loss, {name: value for name, value in numbers.items() if not name.startswith("logp")}
 
     def judge(self, rewards: Tensor) -> dict:
-        """How far the rewards can be trusted: by the pairs, and by bins of pairs of like confidence."""
+        """How far the rewards can be trusted: over all pairs, and in bins of similar confidence."""
         chosen, rejected = rewards[torch.tensor(self.data.pairs)].unbind(1)  # (pairs,) both
         bins = reliability(chosen, rejected)  # (3,bins)
         return {
@@ -344,7 +345,7 @@ class TurnBatch(NamedTuple):
 
 
 class ValuedTurns(NamedTuple):
-    """The agent's episodes; the reward of a turn is to be the value after it. Rewards are (turns of all,)."""
+    """The agent's episodes; a turn's reward should be the value after it. Rewards are (all turns,)."""
 
     data: Rollouts
     values: list[Tensor]  # (turns,) of each episode: V_{t+1} of turn t
@@ -360,10 +361,10 @@ class ValuedTurns(NamedTuple):
         return step_reward_loss(rewards, batch.value).sum() / batch.step_turns, {}
 
     def judge(self, rewards: Tensor) -> dict:
-        """How near the rewards are, beside the best single number, and what they order right.
+        """The squared error, that of the best constant beside it, and the accuracy of the order.
 
-        Accuracy: of the pairs of an instance's turns with different values, the share that the rewards order
-        as the values do, a tie by half.
+        Accuracy: among pairs of an instance's turns with different values, the share that the rewards order as
+        the values do; a tie counts half.
         """
         values = torch.cat(self.values)
         instances = [i for i, after in zip(self.data.instances, self.values) for _ in after]
@@ -386,20 +387,20 @@ class ValuedTurns(NamedTuple):
         return {"held_out": held_out}
 
 
-# ---- what held-out instances say ----
+# ---- best of n on held-out instances ----
 
 
 def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str, float]:
-    """How often the attempt with the most reward of its instance was solved, with a 95 % interval.
+    """How often the attempt with the most reward in its instance was solved, with a 95 % interval.
 
-    Beside it: a random pick, and an oracle's. Among equal rewards the pick is random: the mean is counted.
+    Beside it a random pick's share and an oracle's. Attempts with equal rewards count by their mean.
 
     >>> from minidpo.data.episodes import Episode
     >>> two = [Episode("t", 1, n, "", (), ("solved", "failed")[n], 0.0, "") for n in range(2)]
     >>> found = best_of_n(two, [0.3, -0.2]); found["picked"], found["random"], found["oracle"]
     (1.0, 0.5, 1.0)
     """
-    shares = []  # of each instance, the share solved: of the best, of all, of any
+    shares = []  # of each instance, the share solved by the best attempts, by all, and whether by any
     for group in grouped(zip(attempts, rewards, strict=True), lambda e: e[0].instance).values():
         most = max(reward for _, reward in group)
         best = [attempt.solved for attempt, reward in group if reward == most]

@@ -1,7 +1,7 @@
 """Rollouts: an agent's own episodes as token ids, with numbers for each token that it wrote.
 
 Policy gradients, PPO and reward models read these. The episodes of an instance share one tree. A column holds
-one number for each token that the agent wrote; a token that several episodes share has an entry in each.
+one number for each token that the agent wrote; a token that several episodes share has one number in each.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import to_device
 
-OTHER_AGENT = 0.3  # nats a token, on average; bf16 play and fp32 training differ by hundredths
+OTHER_AGENT = 0.3  # mean gap in nats a token; bf16 play and fp32 training differ only by hundredths
 
 
 class Rollouts(NamedTuple):
@@ -43,11 +43,11 @@ class Rollouts(NamedTuple):
         return cls(*dialogues_of(episodes, chat, limit, system), [e.instance for e in episodes])
 
     def largest_tree(self, machine: Machine) -> int:
-        """Tokens of the largest tree that a step may meet."""
+        """Tokens of the largest tree that a step may have."""
         return largest_tree(self, [(d,) for d in range(len(self.names))], machine)
 
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
-        """A column from numbers of turns, (turns,) of each episode: each token gets its turn's number."""
+        """A column from numbers of turns, (turns,) for each episode: each token gets its turn's number."""
         return [
             numbers[torch.tensor(dialogue.written)]
             for numbers, dialogue in zip(of_turns, self.dialogues, strict=True)
@@ -63,8 +63,8 @@ def entry_batches(
 ) -> Iterator[tuple]:
     """A step's episodes, by number, in micro-batches.
 
-    Of each: the trees, the name of each entry, the entries of the whole step, then each column's numbers, (M,).
-    An episode that a step meets twice, at the end of an epoch and the beginning of the next, counts once.
+    Yields the trees, the name of each entry, the number of entries in the whole step, then each column's numbers,
+    (M,). An episode that is twice in a step, at the end of one epoch and the start of the next, counts once.
     """
     picked = list(dict.fromkeys(picked))
     step_entries = sum(len(data.dialogues[d].written) for d in picked)
@@ -82,7 +82,7 @@ def entry_logps(model: Transformer, machine: Machine, trees: Batch) -> Tensor:
 
 
 def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
-    """The head's number at the state before each token that counts, (M,), in the order of `entry_logps`."""
+    """The head's number of the state before each token that counts, (M,), in the order of `entry_logps`."""
     values = read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)
     return values[trees.column]
 
@@ -95,8 +95,8 @@ def entries_once(
     machine: Machine,
     score: Callable[[Batch], Tensor],
 ) -> list[Tensor]:
-    """A column of what `score` gives for a batch: from the file in `path` if its key is `wanted`, or computed and
-    kept there."""
+    """A column of the numbers that `score` gives, read from `path` if its key is `wanted`, or computed and written
+    there."""
     lengths = [len(dialogue.written) for dialogue in data.dialogues]
 
     def compute() -> Tensor:
@@ -116,10 +116,10 @@ def logps_before(
     start: Path,
     reference: Path | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """log π of what was written by the agent that played, `start`, and by the reference: two columns.
+    """log π of the written tokens under the agent that played, `start`, and under the reference: two columns.
 
-    They are one if no reference is named. Both are kept in the run's folder. Leaves the policy at `start`.
-    Raises ValueError if another agent played the episodes.
+    Without a reference both are the same column. They are kept in the run's folder. Leaves the policy at
+    `start`. Raises ValueError if another agent played the episodes.
     """
     run.begin()
 
@@ -138,9 +138,9 @@ def logps_before(
 
 
 def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:
-    """Raise ValueError if another agent than this adapter played the episodes: a ratio to it means nothing.
+    """Raises ValueError if another agent than this adapter played the episodes: ratios to it would mean nothing.
 
-    Compares the log-probs that were recorded in play with the adapter's own, (written,) of each episode.
+    Compares the log-probs that were recorded in play with the adapter's own, (written,) for each episode.
     """
     gaps = []
     for episode, logps in zip(episodes, old, strict=True):
@@ -156,10 +156,10 @@ def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Pa
 
 
 def own_rollouts(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes in which something was said, if a policy gradient may learn from them.
+    """The episodes with at least one turn, if a policy gradient may learn from them.
 
-    Raises ValueError for an episode that was not all the agent's own or not sampled at T = 1, and if several
-    agents or prompts are among them.
+    Raises ValueError for an episode that was not played by the agent alone or not sampled at T = 1, and if
+    several agents played or prompts differ.
     """
     neutral = {"temperature": 1, "top_p": 1, "temperatures": []}
     for episode in episodes:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: LoRA adapters from episodes that are imitated."""
+"""Supervised fine-tuning: trains a LoRA adapter to imitate episodes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +44,10 @@ def sft(
     start: Path | None = None,
     shape: lora.LoRAConfig = lora.LoRAConfig(),
 ) -> Path:
-    """Train an adapter to say what was said in the episodes. Returns its folder.
+    """Train an adapter to give the answers in the episodes. Returns its folder.
 
-    weights: how much each episode counts; None: all alike. start: the adapter to go on from, whose shape it
-    keeps; None: a new one of this shape. The loss is a mean over all tokens that the agent wrote in a step.
+    weights: how much each episode counts; None: all equally. start: the adapter to continue from, with its
+    shape; None: a new one of `shape`. The loss is a mean over all tokens that the agent wrote in a step.
     """
     if run.finished:
         return finished(run)
@@ -89,7 +89,7 @@ def sft(
 
 
 class Demonstrations(NamedTuple):
-    """What is imitated, as token ids, with what each counts."""
+    """What is imitated, as token ids, and how much each counts."""
 
     dialogues: list[Dialogue]
     names: list[str]
@@ -97,12 +97,12 @@ class Demonstrations(NamedTuple):
 
 
 class SFTBatch(NamedTuple):
-    """A micro-batch: trees of a single trajectory each."""
+    """A micro-batch: trees of one trajectory each."""
 
     trees: Batch
     weights: Tensor  # of each score
     names: list[str]
-    step_tokens: int  # that the agent wrote in the whole step
+    step_tokens: int  # written by the agent in the whole step
 
 
 def sft_batches(

@@ -1,10 +1,10 @@
-"""The trainer: batch, loss, backward, clip, step, log, and go on after a kill.
+"""The trainer: batch, loss, backward, clip, step, log, and resume after a kill.
 
 It knows nothing of SFT or DPO. `score(batch)` gives a micro-batch's scores, `objective(batch, scores)` a loss
-and numbers to log. Both are divided by the whole step's totals already, so adding up micro-batches IS the big
-batch. What a step does depends only on its number, the seed and what is saved (of PPO values and log, too),
-never on what else ran in this process. So a killed run goes on to the same result: on a CPU with as many
-threads to the last bit; on a GPU up to attention's backward, which adds up in no fixed order.
+and numbers to log. Both are already divided by the whole step's totals, so the sum over micro-batches equals
+one big batch. A step depends only on its number, the seed and the saved state (for PPO also on its values and
+its log), never on what else ran in this process. So a resumed run reaches the same result: bit for bit on a CPU
+with as many threads; on a GPU except that attention's backward adds in no fixed order.
 """
 
 import math
@@ -27,7 +27,7 @@ LEARNED = 1e-3  # a preference loss that stays below this for a whole pass has n
 
 @dataclass(frozen=True)
 class Optimizer(Checked):
-    """How long something trains, how fast, and by which optimizer."""
+    """How long to train, how fast, and with which optimizer."""
 
     epochs: Positive[float] = 3.0
     "passes over the data"
@@ -46,18 +46,18 @@ class Optimizer(Checked):
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
     save_every: Positive[int] = 25
-    "steps between two states that a killed run can go on from"
+    "steps between saved states, from which a killed run resumes"
     constant: bool = False
     "keep the full rate after the warm-up, in place of half a cosine down to 0"
 
 
 class StepSettings(NamedTuple):
-    """Of the options `train` reads steps, warmup, constant, clip and save_every."""
+    """The settings of `train`. Of `options` it reads steps, warmup, constant, clip and save_every."""
 
     options: Optimizer
-    seed: int  # of a step's dropout
+    seed: int  # of dropout
     title: str  # of the progress bar
-    pass_steps: float = math.inf  # end when the loss was below LEARNED for so many steps in a row
+    pass_steps: float = math.inf  # stop when the loss was below LEARNED for so many steps in a row
 
 
 def train(
@@ -70,12 +70,12 @@ def train(
     objective: Callable[..., tuple[Tensor, dict[str, Tensor]]],
     settings: StepSettings,
 ) -> None:
-    """Train; a record a step goes to the run's log.
+    """Train, and log one record a step.
 
-    `batches(step)` gives this process's micro-batches of the step; each knows its `trees` and the `names` of
-    what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each
-    record has the objective's numbers, the loss, the gradient norm before clipping, learning rate, tokens/s
-    and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
+    `batches(step)` gives this process's micro-batches of the step; each has its `trees` and the `names` of its
+    scores. The model keeps its mode: with dropout or, for DPO, without. A record has the objective's numbers,
+    the loss, the gradient norm before clipping, the learning rate, tokens/s and peak memory. Raises ValueError,
+    before the step, if a score, loss or gradient is not finite.
     """
     options, seed, title, pass_steps = settings
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -88,7 +88,7 @@ def train(
         if learned >= pass_steps:
             bar.write(f"the loss was below {LEARNED} for a whole pass: ends after {step} steps")
             break
-        torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
+        torch.manual_seed(seed * 1_000_003 + step)  # dropout is the same after a resume
         began = time.perf_counter()
         sums = _StepSums()
         with processes.fail_together():
@@ -124,7 +124,7 @@ def train(
 
 
 def steps_below(loss: float, log: Sequence[dict]) -> int:
-    """How many of the last steps in a row had a lower loss.
+    """How many steps in a row, up to the last one, had a lower loss.
 
     >>> steps_below(0.5, [{"loss": 0.1}, {"loss": 0.9}, {"loss": 0.2}, {"loss": 0.1}])
     2
@@ -137,7 +137,7 @@ def steps_below(loss: float, log: Sequence[dict]) -> int:
 
 @dataclass
 class _StepSums:
-    """What a step adds up over its micro-batches, on the device until `transfer`."""
+    """A step's sums over its micro-batches, kept on the device until `transfer`."""
 
     numbers: dict[str, Tensor] = field(default_factory=dict)
     tokens: int = 0
@@ -145,7 +145,7 @@ class _StepSums:
 
     def add_scores(self, scores: Tensor, names: Sequence[str]) -> None:
         self.scored.append((scores.detach(), names))
-        if scores.is_cpu:  # a GPU is asked once, in `transfer`
+        if scores.is_cpu:  # scores on a GPU are checked once, in `transfer`
             check_finite(scores.detach(), names)
 
     def add_numbers(self, loss: Tensor, numbers: dict[str, Tensor], tokens: int) -> None:
@@ -154,8 +154,8 @@ class _StepSums:
             self.numbers[name] = self.numbers.get(name, 0) + value.detach()
 
     def transfer(self, norm: Tensor) -> dict[str, float]:
-        """The sums of all processes and the gradient norm as floats: the step's only transfer from a GPU.
-        Raises ValueError, in all processes, that names a score which is not finite."""
+        """The sums over all processes and the gradient norm, as floats: the step's only transfer from a GPU.
+        Raises ValueError in all processes, naming a score that is not finite."""
         none = torch.zeros(0, device=norm.device)  # a process may have no micro-batch
         finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
         values = [value.double() for value in (*self.numbers.values(), norm, finite)]
@@ -169,8 +169,8 @@ class _StepSums:
 
 
 def cosine(step: int, steps: float, warmup: int) -> float:
-    """Share of the full rate at `step`, from 0: linear up over `warmup` steps, then half a cosine to 0. Over
-    infinitely many steps it stays at 1.
+    """Share of the full learning rate at `step`, from 0: linear up over `warmup` steps, then half a cosine to 0.
+    With steps = inf it stays at 1 after the warm-up.
 
     >>> [round(cosine(s, 6, 2), 2) for s in range(6)], cosine(5, math.inf, 2)
     ([0.5, 1.0, 1.0, 0.85, 0.5, 0.15], 1.0)
@@ -181,7 +181,7 @@ def cosine(step: int, steps: float, warmup: int) -> float:
 
 
 def check_finite(scores: Tensor, names: Sequence[str]) -> Tensor:
-    """The scores, (n,). Refuses, by name, a trajectory whose score is not finite.
+    """Returns the scores, (n,). Raises ValueError that names a trajectory whose score is not finite.
 
     >>> check_finite(torch.tensor([-1.0, float("nan")]), ["click-link seed 1", "click-link seed 2"])
     Traceback (most recent call last):
@@ -205,14 +205,14 @@ def _check_step(record: dict) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Most memory used so far: the allocator's on CUDA, the whole process's on a CPU."""
+    """Peak memory so far: the allocator's on CUDA, the whole process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def _begin_or_resume(run: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take the folder; put back the last saved state, if there is one. Returns the step to begin with."""
+    """Open the run's folder and restore its last saved state, if any. Returns the step to begin with."""
     run.begin()
     start, tensors = run.load_state() or (0, {})
     if tensors:
@@ -222,7 +222,7 @@ def _begin_or_resume(run: RunFolder, model: nn.Module, optimizer: torch.optim.Op
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that the next step depends on: `param.NAME`, and `optimizer.0.NUMBER.MOMENT` of each parameter."""
+    """All that the next step depends on: `param.NAME`, and `optimizer.0.NUMBER.MOMENT` for each parameter."""
     tensors = {f"param.{name}": p for name, p in model.named_parameters() if p.requires_grad}
     for number, moments in optimizer.state_dict()["state"].items():
         for name, value in moments.items():

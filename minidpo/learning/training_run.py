@@ -1,7 +1,7 @@
-"""The life of a training run, whatever is learned: the order of its examples, its length, its end.
+"""A training run of any learner: the order of its examples, its length, its end.
 
-`in_steps` turns passes over the data into steps, `example_indices` says what each step reads, `optimizer_of`
-moves what trains, `finish` saves the adapter.
+`in_steps` turns epochs into steps, `example_indices` says which examples each step reads, `optimizer_of` makes
+the optimizer, `finish` saves the adapter.
 """
 
 import math
@@ -27,9 +27,9 @@ from minidpo.system.run_folder import RunFolder, records
 def example_indices(
     step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None
 ) -> list[int]:
-    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own. With
-    `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order,
-    however many examples they have: what shares its beginning meets in a step."""
+    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in its own random order. With
+    `labels`, one for each example, an epoch takes all examples of a label in a row, and the labels in random
+    order, so that examples with a common prefix meet in a step."""
     places = range(step * batch, (step + 1) * batch)
     orders = {}
     for epoch in {place // n for place in places}:
@@ -43,10 +43,10 @@ def example_indices(
 
 
 def in_steps(options: Optimizer, examples: int) -> Optimizer:
-    """The same options with epochs and a share of warm-up as steps, both rounded up.
+    """The same options with epochs and the share of warm-up converted to steps, both rounded up.
 
-    A step has at most as many examples as there are: a larger batch would count some of them twice. Prints a
-    line if training ends before its warm-up does.
+    The batch is at most the number of examples: a larger one would count some twice. Prints a line if training
+    ends before its warm-up does.
 
     >>> from minidpo.learning.sft import SFT
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup=0.03), 1_000)
@@ -94,7 +94,7 @@ def open_learner(
 
 
 def optimizer_of(options: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW for what trains, its moments in 32 bits or in 8."""
+    """AdamW for all trainable parameters, with moments in 32 bits or in 8."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     trained.sort(key=lambda item: "lora_" not in item[0])  # a head comes last
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
@@ -109,7 +109,7 @@ def finish(run: RunFolder, policy: Transformer, source: str) -> Path:
 
 
 def finished(run: RunFolder) -> Path:
-    """The adapter of a finished run, whose log's last line is printed. Raises ValueError if it is gone or
+    """The adapter of a finished run; prints the last line of its log. Raises ValueError if the adapter is gone or
     damaged."""
     adapter = run.folder / "adapter"
     if not all((adapter / name).is_file() for name in lora.FILES):

@@ -1,8 +1,8 @@
 """The maths of the papers. It imports torch and nothing of minidpo. Read it in this order:
 
-scores     all that SFT and preference losses read of a model: weighted sums of its log-probs
-losses     DPO on four such scores, supervised fine-tuning, and what is logged of a pair
+scores     weighted sums of a model's log-probs, which is all that SFT and preference losses read
+losses     DPO on four such scores, supervised fine-tuning, and the numbers logged for a pair
 variants   what other papers changed in DPO; `learning/loss_table` names them all
-policy_gradient   REINFORCE, PPO, GRPO, RLOO, GiGPO: advantages, and the losses that they weigh
-reward_model      rewards that are learned from pairs
+policy_gradient   REINFORCE, PPO, GRPO, RLOO, GiGPO: advantages and losses
+reward_model      rewards learned from pairs, or from the values of turns
 """

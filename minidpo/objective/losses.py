@@ -64,8 +64,8 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
 
     reward (B,) float; group (B,) int64, equal for the episodes of one instance. Returns (B,), scaled to mean
     1. τ -> ∞ imitates all episodes alike; τ -> 0 only those furthest above their group's mean.
-    Reward-weighted regression with a baseline: Peng et al. 2019 (AWR), arXiv:1910.00177, β for τ. Raises
-    ValueError unless τ is finite and > 0. Differs from the paper: the baseline is the group's mean, not a
+    Reward-weighted regression with a baseline: Peng et al. 2019 (AWR), arXiv:1910.00177, where τ is called β.
+    Raises ValueError unless τ is finite and > 0. Differs from the paper: the baseline is the group's mean, not a
     fitted value function; one weight an episode, not a step; weights are scaled to mean 1 and not clipped.
 
     >>> advantage_weights(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), temperature=0.5)
@@ -80,7 +80,7 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
 
 
 def group_means(values: Tensor, group: Tensor) -> Tensor:
-    """The mean of each group: values (B,), group (B,) int64 in 0..G-1 -> (G,); nan where a number is missing.
+    """The mean of each group: values (B,), group (B,) int64 in 0..G-1 -> (G,); nan for an empty group.
 
     >>> group_means(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]))
     tensor([0.5000, 1.0000])
@@ -93,10 +93,10 @@ def group_means(values: Tensor, group: Tensor) -> Tensor:
 def preference_metrics(
     policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta
 ) -> dict[str, Tensor]:
-    """What is logged of each pair: (P,) each, without gradient; the caller takes the means.
+    """The numbers logged for each pair: (P,) each, without gradient; the caller takes the means.
 
     reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: chosen minus
-    rejected reward. accuracy: 1 where the margin is above 0; the first step's margins are 0 or rounding.
+    rejected reward. accuracy: 1 where the margin is above 0; at the first step margins are 0 up to rounding.
     logp_*: the policy's scores; both may fall as the margin grows. mean_drop: mean of ref - policy over both
     sides. Not a KL.
 
@@ -118,13 +118,13 @@ def preference_metrics(
 
 
 def check_scores(**scores: Tensor) -> None:
-    """Refuse scores that would turn a loss into nan: each must be (P,), with the same P, and finite.
+    """Refuse scores that would turn a loss into nan: all must be finite and have the same shape (P,).
 
-    On a GPU the host would have to wait for the numbers. There the trainer checks a whole step at once.
+    On a GPU this check would make the host wait, so there the trainer checks a whole step at once.
     """
     shapes = {name: tuple(score.shape) for name, score in scores.items()}
     for name, score in scores.items():
-        # (P,) minus (P,1) would broadcast to all P·P pairs without a word
+        # (P,) minus (P,1) would silently broadcast to P·P pairs
         assert score.ndim == 1 and len(set(shapes.values())) == 1, (
             f"each must be (P,), got {shapes}"
         )

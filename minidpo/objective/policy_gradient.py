@@ -1,8 +1,8 @@
-"""Policy gradients: what an agent wrote in its own rollouts gains or loses probability by its advantage.
+"""Policy gradients: tokens of the agent's own rollouts become more or less probable by their advantage.
 
-REINFORCE is -Σ A·logp, a score with W = -A (`objective/scores`). PPO and GRPO put a ratio in place of logp
-and clip it, so that several steps on the same rollouts stay near the policy that played them. GRPO, RLOO and
-GiGPO differ in the advantage alone; PPO's comes from a value function (`gae`).
+REINFORCE is -Σ A·logp, a score with W = -A (`objective/scores`). PPO and GRPO replace logp by a ratio and
+clip it, so that several steps on the same rollouts stay near the policy that played them. GRPO, RLOO and
+GiGPO differ only in the advantage; PPO's comes from a value function (`gae`).
 
 B counts episodes, S turns, N the agent's tokens. Log-probs are in nats.
 """
@@ -15,14 +15,14 @@ from minidpo.objective.scores import check_parameters
 
 
 def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tensor:
-    """How much better than its group each did: A = (r - mean) / std, or without the std.
+    """How much better each one did than its group: A = (r - mean) / std, or without the std.
 
     reward (B,) float; group (B,) int64, equal for what may be compared: the episodes of an instance, or the
-    actions tried in one state. Returns (B,): 0 in a group without variance, so also in a group of one.
+    actions tried in one state. Returns (B,): 0 in a group without variance, such as a group of one.
     Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2. scale=False: Liu et al. 2025 (Dr. GRPO),
-    arXiv:2503.20783, because the std makes easy and hard groups count more than mixed ones. Raises ValueError
-    if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
-    added to it (TRL adds 1e-4).
+    arXiv:2503.20783, because dividing by the std makes easy and hard groups count more than mixed ones.
+    Raises ValueError if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1),
+    and nothing is added to it (TRL adds 1e-4).
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1]))
     tensor([ 1.1547, -0.5774, -0.5774,  0.0000])
@@ -34,16 +34,16 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
         torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
         for kind in ("amin", "amax")
     )
-    spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
+    spread = (high - low)[group]  # not `above`: the mean of equal numbers may be off by a bit
     if scale:
-        above = above / spread  # now within [-1, 1]: squares of tiny rewards would be 0
+        above = above / spread  # within [-1, 1], because the squares of tiny rewards would be 0
         variance = group_means(above**2, group) * count / (count - 1)
         above = above / variance.sqrt()[group]
     return torch.where(spread == 0, 0.0, above)  # a group of one, too
 
 
 def leave_one_out_advantages(reward: Tensor, group: Tensor) -> Tensor:
-    """How much better than the others of its group each did: A = r - the mean of the others.
+    """How much better each one did than the others of its group: A = r - the mean of the others.
 
     Arguments and error are those of `group_advantages`; a group of one gets 0. The baseline does not depend
     on the episode itself, so the gradient stays unbiased. Ahmadian et al. 2024 (RLOO), arXiv:2402.14740,
@@ -59,11 +59,11 @@ def leave_one_out_advantages(reward: Tensor, group: Tensor) -> Tensor:
 def state_advantages(
     episode_advantage: Tensor, episode: Tensor, step_return: Tensor, state: Tensor, weight: float
 ) -> Tensor:
-    """An advantage for each turn: its episode's, and `weight` times that among the turns in the same state.
+    """An advantage for each turn: its episode's, plus `weight` times its own among the turns in the same state.
 
-    episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
-    turn on; state (S,) int64, equal where the same page was seen in the same instance. Returns (S,). A state
-    seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, in the variant without std;
+    episode_advantage (B,); episode (S,) int64, the episode of each turn; step_return (S,), the discounted
+    reward from the turn on; state (S,) int64, equal for the same page in the same instance. Returns (S,). A
+    state seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, in the variant without std;
     weight is its ω. Raises ValueError unless weight is finite and >= 0. Differs from the paper: nothing.
 
     >>> state_advantages(torch.tensor([0.5, -0.5]), torch.tensor([0, 0, 1]), torch.tensor([0.9, 1.0, 0.0]),
@@ -100,8 +100,8 @@ def clipped_loss(
 ) -> Tensor:
     """PPO's loss per token: -min(ρA, clip(ρ, 1-low, 1+high)·A), ρ = exp(logp - old_logp).
 
-    All (N,): log π of the policy, of the policy that played, and A of each token. Returns (N,). The gradient is
-    0 where ρ left the band on the side that A pushes to, and REINFORCE's, -A·∇logp, at ρ = 1.
+    All (N,): log π of the policy, log π of the policy that played, and A of each token. Returns (N,). The
+    gradient is 0 where ρ left the band on the side that A pushes to; at ρ = 1 it is REINFORCE's, -A·∇logp.
     Schulman et al. 2017, arXiv:1707.06347, Eq. 7, low = high = ε; a larger high: Yu et al. 2025 (DAPO),
     arXiv:2503.14476. Raises ValueError unless 0 <= low < 1 and high is finite and >= 0. Differs from the
     paper: nothing.
@@ -119,7 +119,7 @@ def clipped_loss(
 def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """KL(policy || reference) from tokens that the policy sampled, unbiased: logp - ref_logp. (N,) -> (N,).
 
-    A single token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
+    For a single token it may be negative. k1 of Schulman 2020, "Approximating KL divergence".
 
     >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([2.])
@@ -141,9 +141,9 @@ def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
-    """The policy's entropy a token, in nats, in the states that another reached: -ρ·logp. (N,) -> (N,).
+    """The policy's entropy a token, in nats, in states that another policy reached: -ρ·logp. (N,) -> (N,).
 
-    ρ = exp(logp - old_logp), 1 for the policy's own tokens. It is for the log: importance sampling, from no paper.
+    ρ = exp(logp - old_logp), 1 for the policy's own tokens. It is only logged. Importance sampling, from no paper.
 
     >>> entropy(torch.tensor([-1.0]), torch.tensor([-1.0]))
     tensor([1.])
@@ -155,8 +155,9 @@ def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
 def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """PPO's loss of a value function per turn: max((V - R)², (V_clipped - R)²) / 2, all (S,) -> (S,).
 
-    V_clipped stays within `clip` of the value that the rollouts were judged by. Raises ValueError unless clip
-    is finite and >= 0. Differs from the paper (arXiv:1707.06347): values are clipped, as in its authors' code.
+    V_clipped is V, clamped to within `clip` of old_value, with which the advantages were computed. Raises
+    ValueError unless clip is finite and >= 0. Differs from the paper (arXiv:1707.06347): values are clipped, as
+    in its authors' code.
 
     >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     tensor([0.3200])
@@ -168,9 +169,9 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float) -> float:
-    """The next weight β of a KL that is to stay at a target: β(1 + K·e), e = clip(KL / target - 1, -0.2, 0.2).
+    """The next weight β of a KL that should stay at a target: β(1 + K·e), e = clip(KL / target - 1, -0.2, 0.2).
 
-    kl: as measured under β, in the target's unit. Ziegler et al. 2019, arXiv:1909.08593, section 2.2, with
+    kl: measured under β, in the unit of the target. Ziegler et al. 2019, arXiv:1909.08593, section 2.2, with
     their K = 0.1. Differs from the paper: nothing; `learning/ppo` adapts after each step.
 
     >>> round(adapted_coefficient(0.05, kl=0.03, target=0.02), 6)  # at most 2 % a time

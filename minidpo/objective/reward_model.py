@@ -28,7 +28,7 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
     """(R - V)² per turn, for a reward model of turns; V is the share of continuations that solved. (S,) -> (S,).
 
     Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2, where V is estimated by playing on. Raises
-    ValueError if a number is not finite. Differs from the paper: nothing; `step_values` does.
+    ValueError if a number is not finite. Differs from the paper: nothing here, but see `step_values`.
 
     >>> from torch import tensor; step_reward_loss(tensor([0.5]), tensor([1.0]))
     tensor([0.2500])
@@ -38,12 +38,12 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
 
 
 def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
-    """How sure a reward model is of pairs and how often it is right, in bins of like confidence, (3,bins).
+    """How sure a reward model is and how often it is right, for pairs in bins of similar confidence: (3,bins).
 
-    Rewards (P,) each. It prefers the one with more reward, with the confidence σ(|gap|), from 0.5 to 1; the
-    bins have equal width. Each bin has the sum of confidences, how many are right (a tie by half), and how many
-    there are. Guo et al. 2017, arXiv:1706.04599, section 2. Differs from the paper: the bins begin at 0.5,
-    because the confidence in one of two is never below it.
+    Rewards (P,) each. The model prefers the side with more reward, with confidence σ(|gap|), from 0.5 to 1;
+    the bins have equal width. Each bin holds the sum of confidences, the number of right pairs (a tie counts
+    half), and the number of pairs. Guo et al. 2017, arXiv:1706.04599, section 2. Differs from the paper: the
+    bins begin at 0.5, because the confidence in one of two is never below it.
 
     >>> from torch import tensor; reliability(tensor([2.0, 0.0]), tensor([0.0, 2.0]))[:, 3]  # 0.8 to 0.9
     tensor([1.7616, 1.0000, 2.0000])
@@ -58,7 +58,7 @@ def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
 
 
 def calibration_error(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
-    """Expected calibration error: the mean over pairs of |accuracy - confidence| of their bin, ().
+    """Expected calibration error: the mean over pairs of |accuracy - confidence| of the pair's bin, ().
 
     It is 0 if the model is right as often as it is sure. Rewards (P,) each; bins as in `reliability`.
     arXiv:1706.04599, Eq. 3.

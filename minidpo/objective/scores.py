@@ -1,7 +1,7 @@
-"""Scores: score_i = Σ_t W_it · logp_t, all that SFT and preference losses read of a model.
+"""Scores: score_i = Σ_t W_it · logp_t. SFT and preference losses read nothing else from a model.
 
-Objectives differ in W: 1 on the agent's tokens (SFT, DPO), 1/length (SimPO), a weight a turn (DMPO).
-Log-probs come from `token_logps` in model/head alone; the kinds of W are made here.
+Objectives differ in W: 1 on the agent's tokens (SFT, DPO), 1/length (SimPO), a weight for each turn (DMPO).
+All log-probs come from `token_logps` in model/head; the kinds of W are made here.
 """
 
 import math
@@ -13,9 +13,10 @@ from torch import Tensor
 def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
     """score = W @ logp: the weighted sum of each trajectory's log-probs, for n trajectories.
 
-    logps (T,) come from `token_logps`. W is sparse, an entry a token: segment (T,) int64 is its trajectory,
-    0..n-1, and weight (T,) its weight there. Returns (n,) in logps' dtype. A token that several trajectories
-    share is listed once for each: pass logps[token]. Weight 0 adds no value and no gradient, even at -inf.
+    logps (T,) come from `token_logps`. W is sparse, with one entry a token: segment (T,) int64 is the entry's
+    trajectory, 0..n-1, and weight (T,) its weight there. Returns (n,) in logps' dtype. A token that several
+    trajectories share has one entry in each: pass logps[token]. Weight 0 adds no value and no gradient, even
+    where the log-prob is -inf.
 
     >>> logps, segment = torch.tensor([-1.0, -2.0, -torch.inf]), torch.tensor([0, 1, 1])
     >>> scores(logps, segment, weight=torch.tensor([1.0, 0.5, 0.0]), n=2)
@@ -23,7 +24,7 @@ def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
     """
     # where(), not the product alone: 0 * -inf is nan, and one banned token would poison the sum
     terms = torch.where(weight != 0, weight * logps.double(), 0.0)
-    # CUDA's atomic adds have no fixed order; added in float64, that hardly ever shows in a float32 score
+    # float64, because CUDA adds in no fixed order: rounded to float32, the order hardly ever shows
     return terms.new_zeros(n).index_add(0, segment, terms).to(logps.dtype)
 
 

@@ -169,13 +169,7 @@ def test_each_law_is_broken_by_a_loss_that_deserves_it(law):
             law(WRONG[name], SEARCH)
 
 
-def test_the_table_has_every_law_and_every_loss():
+def test_the_page_has_every_law_and_every_loss():
     assert list(BROKEN_BY) == [law.__name__.replace("_", " ") for law in laws.LAWS]
-    rows = [f"| law | {' | '.join(LOSSES)} |", f"| --- |{' :-: |' * len(LOSSES)}"]
-    for law, words in zip(laws.LAWS, BROKEN_BY, strict=True):
-        marks = [
-            "" if not asked(law, name) else "–" if name in breakers(law)[0] else "✓"
-            for name in LOSSES
-        ]
-        rows.append(f"| {' | '.join([words, *marks])} |")
-    assert "\n".join(rows) in DOCUMENT.read_text()
+    text = DOCUMENT.read_text()
+    assert [name for name in LOSSES if f"`{name}`" not in text] == []

@@ -12,17 +12,17 @@ EXPERTS: dict[str, Expert] = {
 
 # An expert gives the agent's own actions and reads the agent's own text, of the page as it is now.
 WITHOUT = {
-    ("count-sides",): "a canvas shows the shape, and no text tells what a canvas shows",
-    ("draw-circle", "draw-line"): "a drag begins in the middle of an element and goes straight",
+    ("count-sides",): "the shape is drawn on a canvas, which has no text",
+    ("draw-circle", "draw-line"): "a drag starts at the middle of an element and goes straight",
     (
         "find-greatest",
-    ): "a card hides its number when another is opened, and an expert sees no earlier page",
+    ): "a card hides its number when the next one opens, and experts see only the current page",
     (
         "highlight-text",
         "highlight-text-2",
-    ): "a drag cannot begin in plain text, which has no reference",
+    ): "a drag cannot start in plain text, which has no reference",
     (
         "drag-cube",
         "stock-market",
-    ): "when the action arrives the page is no longer what it was chosen for",
+    ): "the page changes before the action arrives",
 }
