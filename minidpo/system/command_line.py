@@ -47,7 +47,7 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     """
     if {"-h", "--help"} & {*arguments}:
         print(short_help(kind, as_started(description)), flush=True)
-        sys.exit()
+        sys.exit(0)
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     file, file_flags, flags = split_config_file(arguments)
     names = Counter(

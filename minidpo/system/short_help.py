@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from fnmatch import fnmatch
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from minidpo.system.ranges import default_of
 
@@ -57,12 +58,12 @@ def common_options(
     kind: type, defaults: Mapping[str, object], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Each common option as its flag with its default, and its help."""
-    texts = help_texts(kind)
+    texts, types = help_texts(kind), get_type_hints(kind)
     for name, default in defaults.items():
         if is_dataclass(default):
             yield from common_options(type(default), vars(default), f"{prefix}{name}.")
         elif is_common(prefix + name):
-            yield as_flag(prefix + name, default), texts.get(name, "")
+            yield as_flag(prefix + name, default), with_choices(texts.get(name, ""), types[name])
 
 
 def is_common(name: str) -> bool:
@@ -84,6 +85,18 @@ def as_flag(name: str, default: object) -> str:
         return f"{flag} {flag.lstrip('-').rpartition('.')[2].upper()}"
     values = default if isinstance(default, tuple) else (default,)
     return " ".join([flag, *map(str, values)])
+
+
+def with_choices(text: str, kind: object) -> str:
+    """The help of an option that takes one of a few words, which come first unless it names them itself.
+
+    >>> with_choices("who acts", Literal["model", "expert"] | None)
+    '(model, expert) who acts'
+    """
+    for part in (kind, *get_args(kind)):
+        if get_origin(part) is Literal and any(word not in text for word in get_args(part)):
+            return f"({', '.join(get_args(part))}) {text}"
+    return text
 
 
 def help_texts(kind: type) -> dict[str, str]:

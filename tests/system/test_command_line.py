@@ -81,7 +81,7 @@ def test_help_is_one_screen_of_options_that_help_all_explains_too(
     options = [line.strip() for line in lines if line.startswith("  --")]
     everything = told(command, [*arguments, "--help-all"], capsys)
     for option in options:
-        flag, text = re.fullmatch(r"(--\S+).*?  +(\w.*)", option).groups()
+        flag, text = re.fullmatch(r"(--\S+).*?  +(\S.*)", option).groups()
         assert len(option) < 99 and len(text.split()) > 1
         assert re.search(rf"{re.escape(flag)}(?![\w.-])", everything), flag
 
