@@ -1,6 +1,6 @@
 """The two studies as lists of (page, options): what else can be made of the same episodes.
 
-    python benchmarks/study.py run study --seeds 1              all rows of docs/results.md with one seed
+    python benchmarks/study.py run study --seeds 1              all rows of docs/learners.md with one seed
     python benchmarks/study.py run learners --rows rft,gigpo    some rows of docs/learners.md, all three seeds
     python benchmarks/study.py command study --rows rft --seeds 1     the command that trains a row
 

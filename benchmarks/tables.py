@@ -17,9 +17,9 @@ is a figure of results/RESULT.json:
     <!-- end -->
 """
 
+import argparse
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +35,6 @@ from benchmarks.rates import (  # noqa: E402
     compared,
     over_families,
     recorded,
-    share,
     spread,
     studied,
     success,
@@ -46,13 +45,13 @@ from benchmarks.study import BASE, FIRST, ROWS  # noqa: E402
 from envs.miniwob.tasks import SUITES  # noqa: E402
 from minidpo.acting.causes import CAUSES  # noqa: E402
 from minidpo.data.interval import wilson  # noqa: E402
-from minidpo.results.success import mcnemar_exact  # noqa: E402
 from minidpo.system.files import read_json  # noqa: E402
+from minidpo.system.result_file import read_result  # noqa: E402
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
 MARK = re.compile(r"(<!-- table (.*?)\s?-->\n).*?(<!-- end -->)", re.DOTALL)
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task of MiniWoB++
-V1 = "v1 (cf007b6)"
+V1 = "v1"  # commit cf007b6
 
 
 def filled(text: str) -> str:
@@ -89,7 +88,7 @@ def rate(found: Spread | None) -> str:
     """A share in per cent, with its interval."""
     if found is None:
         return "-"
-    interval = "" if found.low is None else f" ({100 * found.low:.1f} - {100 * found.high:.1f})"
+    interval = "" if found.low is None else f" ({100 * found.low:.1f}–{100 * found.high:.1f})"
     return f"{100 * found.mean:.1f}{interval}"
 
 
@@ -99,11 +98,16 @@ def counted(solved: int, n: int) -> str:
 
 
 def points(found: Spread) -> str:
-    return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+    interval = "" if found.low is None else f" ({found.low:+.1f} to {found.high:+.1f})"
+    return f"{found.mean:+.1f}{interval}"
 
 
 def gain(found: Comparison | None) -> str:
-    return "-" if found is None else f"{found.points:+.1f}, p = {found.p:.2g}"
+    """Points with their interval over seeds, in bold if the verdict is better or worse."""
+    if found is None:
+        return "-"
+    cell = points(spread(found.gains))
+    return f"**{cell}**" if verdict(found) in ("better", "worse") else cell
 
 
 def seeds_of(lines: dict[int, dict]) -> str:
@@ -113,85 +117,72 @@ def seeds_of(lines: dict[int, dict]) -> str:
     return f"{seeds[0]} - {seeds[-1]}" if in_a_row else ", ".join(map(str, seeds))
 
 
+# ---- runs that anyone can enter ----
+
+
+def entries() -> Table:
+    """The runs that results/entries.json names: model, command and so on from there, figures from their result.json."""
+    table = []
+    for entry in read_json(RESULTS / "entries.json")["rows"]:
+        result = read_result(RESULTS / f"{entry['result']}.json")
+        agents = [*result["agents"].values()]
+        first, left = agents[0]["all"], agents[-1]["all"]
+        found = result.get("comparison", {"only_after": 0, "only_before": 0})
+        curve = result["validation"]
+        curve = curve.values() if isinstance(curve, dict) else curve
+        table.append(
+            [
+                result["date"],
+                entry["model"],
+                entry["algorithm"],
+                result.get("commit") or "-",
+                str(result["seed"]),
+                ", ".join(f"{100 * success:.1f}" for success in curve),
+                f"{first['n']:,}",
+                rate(Spread(first["success"], first["low"], first["high"])),
+                rate(Spread(left["success"], left["low"], left["high"])),
+                f"{found['only_after']} / {found['only_before']}",
+                f"{sum(result['seconds'].values()) / 60:.0f}",
+                result["machine"].removeprefix("Linux x86_64, "),
+                entry["command"],
+                f"`{entry['result']}`",
+            ]
+        )
+    head = ["date", "model", "algorithm", "commit", "seed", "validation, %", "n", "before, %"]
+    head += ["after, %", "won / lost", "minutes", "hardware", "command", "result file"]
+    return head, table
+
+
 # ---- the studies ----
 
 
 def rows_of(name: str, *rows: str) -> Table:
-    """Success of a study's rows."""
-    study, suites = studied(lines_of(name)), SUITES_OF[name]
-    head = ["row", "seeds", "golden", "explored", *(f"{suite}, %" for suite in suites)]
-    head += ["steps", "usable, %", "against its start", f"against `{BASE}`"]
-    head += [f"{suites[-1]}, against its start", "training, s"]
+    """Success of a study's rows, and their gains over the policy that they began with and over `dpo`."""
+    study, (suite, other) = studied(recorded(name)), SUITES_OF[name]
+    head = ["row", "today", "seeds", "golden", "explored", f"{suite}, %", "over its start"]
+    head += [f"over `{BASE}`", f"{other}, %"]
     table = []
     for row in rows or study:
-        lines = study[row]
-        played = [line[suites[0]] for line in lines.values()]
-        turns = sum(each["turns"] for each in played)
-        episodes = sum(len(text) for each in played for text in each["solved"].values())
+        elsewhere = success(study, row, other)
         table.append(
             [
                 f"`{row}`",
-                seeds_of(lines),
+                page_of(name, row),
+                seeds_of(study[row]),
                 *needs(study, row),
-                *(rate(success(study, row, suite)) for suite in suites),
-                f"{turns / episodes:.2f}",
-                f"{100 * sum(each['usable'] for each in played) / max(1, turns):.1f}",
-                gain(compared(study, start_of(row), row, suites[0])),
-                gain(None if row == BASE else compared(study, BASE, row, suites[0])),
-                gain(compared(study, start_of(row), row, suites[-1])),
-                seconds(lines),
+                rate(success(study, row, suite)),
+                gain(compared(study, start_of(row), row, suite)),
+                gain(None if row == BASE else compared(study, BASE, row, suite)),
+                f"{100 * elsewhere.mean:.1f}" if elsewhere else "-",
             ]
         )
     return head, table
 
 
-def lines_of(name: str) -> list[dict]:
-    """The lines of a study. Suite `report`, the tasks that the EF-DPO report names, is a part of `demo`."""
-    lines = recorded(name)
-    for line in lines:
-        if "demo" in line:
-            solved = line["demo"]["solved"]
-            line["report"] = {"solved": {task: solved[task] for task in SUITES["report"]}}
-    return lines
-
-
-def against(name: str, before: str, suite: str, *rows: str) -> Table:
-    """A study's rows against one of them, on the instances of their common seeds."""
-    study, table = studied(recorded(name)), []
-    for row in rows:
-        found = compared(study, before, row, suite)
-        interval = spread(found.gains)
-        up = f"{sum(each > 0 for each in found.gains)}/{len(found.gains)}"
-        over = "-" if interval.low is None else f"{interval.low:+.1f} to {interval.high:+.1f}"
-        cells = [f"{found.points:+.1f}", f"{found.p:.2g}", f"{found.n:,}", up, over, verdict(found)]
-        table.append([f"`{row}`", *cells])
-    head = ["row", f"points over `{before}`", "p", "n", "seeds up", "95 % over seeds", "verdict"]
-    return head, table
-
-
-def by_round(name: str, *rows: str) -> Table:
-    """Success on validation after each round: the mean over seeds, and the round kept by each seed."""
-    study = studied(recorded(name))
-    longest = max(len(line["validation"]) for row in rows for line in study[row].values())
-    table = []
-    for row in rows:
-        lines = study[row].values()
-        curves = [line["validation"] for line in lines]
-        after = [[curve[n] for curve in curves if n < len(curve)] for n in range(longest)]
-        kept = ", ".join(str(line["kept_round"]) for line in lines)
-        table.append([f"`{row}`", seeds_of(study[row]), *(rate(share(r)) for r in after), kept])
-    rounds = [f"round {n}" for n in range(1, longest)]
-    return ["row", "seeds", "first policy", *rounds, "kept"], table
-
-
-def pages_of(name: str) -> Table:
-    """A row's page, and what it changes in configs/NAME.toml."""
+def page_of(name: str, row: str) -> str:
+    """The algorithm that runs a row today (`benchmarks/study.py command` prints how), or v1."""
     homes = {first: row for row, first in FIRST.items()}
-    table = []
-    for row in studied(recorded(name)):
-        page, changes = ROWS[name].get(homes.get(row, row), (V1, ""))
-        table.append([f"`{row}`", page, f"`{changes}`" if changes else ""])
-    return ["row", "page", "options"], table
+    return ROWS[name].get(homes.get(row, row), (V1, ""))[0]
 
 
 def needs(study: Study, row: str) -> tuple[str, str]:
@@ -218,35 +209,6 @@ def start_of(row: str) -> str:
     return FIRST.get(row, "sft")
 
 
-def seconds(lines: dict[int, dict]) -> str:
-    """Seconds of a row's own learner, the mean over seeds."""
-    found = []
-    for line in lines.values():
-        stages = line.get("seconds", {})
-        own = line["config"]["learn"] if "config" in line else "dpo"
-        found += [stages[own]] if own in stages else []
-    return f"{fmean(found):.0f}" if found else "-"
-
-
-def demo_rounds() -> Table:
-    """The recorded runs of `make demo`: validation after SFT and each round, and the last policy held out."""
-    curves = (
-        ("DPO", "bfloat16", "demo-{}"),
-        ("DPO", "float32", "demo-{}-float32"),
-        ("GRPO", "float32", "smollm2_grpo-rounds-{}"),
-    )
-    table = []
-    for learner, dtype, name in curves:
-        for seed in (1, 2, 3):
-            path = RESULTS / f"{name.format(seed)}.json"
-            if path.is_file():
-                result = read_json(path)
-                last = list(result["agents"].values())[-1]["all"]["success"]
-                shares = [f"{100 * each:.1f}" for each in (*result["validation"], last)]
-                table.append([learner, dtype, str(seed), *shares])
-    return ["learner", "computed in", "seed", "SFT", "round 1", "round 2", "held out"], table
-
-
 # ---- all of MiniWoB++ ----
 
 
@@ -259,66 +221,43 @@ def solved(verdicts: dict[str, str], tasks: Sequence[str], count: int) -> str:
     return "".join(verdicts[task][:count] for task in tasks)
 
 
-def miniwob_gains() -> Table:
-    """What each agent adds to those that it began with and to SFT: points with the interval over families."""
-    line, table = whole(), []
-    for agent in [*line["agents"]][1:]:
-        for before in dict.fromkeys([*line["made"].get(agent, {"after": []})["after"], "sft"]):
-            cells = []
-            for suite, count in INSTANCES.items():
-                couple = line["agents"][before], line["agents"][agent]
-                found = over_families(task_gains([couple], SUITES[suite], count))
-                pairs = Counter(zip(*(solved(each, SUITES[suite], count) for each in couple)))
-                p = mcnemar_exact(pairs["1", "0"], pairs["0", "1"])
-                cells.append(f"{points(found)}, p = {p:.1g}")
-            table.append([f"`{agent}`", f"`{before}`", *cells])
-    return ["agent", "adds to", "all 125 tasks", "`webgum-56`"], table
-
-
 def miniwob_agents() -> Table:
-    """How each agent was made."""
+    """How each agent was made, its success, and the points over `sft` with their interval over families."""
     line, table = whole(), []
-    for agent in line["agents"]:
+    for agent, verdicts in line["agents"].items():
         made = line["made"].get(agent, {"after": [], "how": "SFT", "learned": ""})
-        learned = ", ".join(filter(None, ["5 demonstrations a task", made["learned"]]))
+        golden = re.findall(r"([\d,]+) golden", made["learned"])
+        cells = []
+        for suite, count in INSTANCES.items():
+            text = solved(verdicts, SUITES[suite], count)
+            gains = task_gains([(line["agents"]["sft"], verdicts)], SUITES[suite], count)
+            cells.append(counted(text.count("1"), len(text)))
+            cells.append("-" if agent == "sft" else points(over_families(gains)))
         after = ", ".join(f"`{other}`" for other in made["after"]) or "the base"
-        table.append([f"`{agent}`", after, made["how"], learned])
-    return ["agent", "began with", "and then", "learned from"], table
+        table.append([f"`{agent}`", after, made["how"], "".join(golden) or "0", *cells])
+    head = ["agent", "began with", "and then", "golden episodes"]
+    for suite in INSTANCES:
+        head += [f"{suite}, %", "points over `sft`"]
+    return head, table
 
 
-def miniwob_ladder() -> Table:
-    """Our agents among published ones (results/miniwob_published.json), by list and success."""
+def miniwob_ladder(*agents: str) -> Table:
+    """Some of our agents among published ones (results/miniwob_published.json), by list and success."""
     line, ladder = whole(), []
     for who, weights, learned, tasks, percent, differs in read_json(
         RESULTS / "miniwob_published.json"
     )["rows"]:
         ladder.append((tasks, percent, [who, weights, learned, tasks, f"{percent:.1f}", differs]))
-    learned = {row[0]: row[3] for row in miniwob_agents()[1]}
     for suite, count in INSTANCES.items():
-        for agent, verdicts in line["agents"].items():
-            text = solved(verdicts, SUITES[suite], count)
-            cell = counted(text.count("1"), len(text))
-            row = [f"**minidpo, {agent}**", "0.135 B", learned[f"`{agent}`"], suite, cell]
-            percent = 100 * text.count("1") / len(text)
-            ladder.append((suite, percent, [*row, f"n = {len(text):,}, 1 seed"]))
+        for agent in agents:
+            text = solved(line["agents"][agent], SUITES[suite], count)
+            made = line["made"].get(agent, {"learned": ""})
+            learned = ", ".join(filter(None, ["5 demonstrations a task", made["learned"]]))
+            row = [f"**minidpo, {agent}**", "0.135 B", learned, suite]
+            row += [counted(text.count("1"), len(text)), f"n = {len(text):,}, 1 seed"]
+            ladder.append((suite, 100 * text.count("1") / len(text), row))
     head = ["who", "weights", "learned from", "tasks", "success, %", "how it differs, source"]
     return head, [row for *_, row in sorted(ladder, key=lambda each: each[:2])]
-
-
-def miniwob_sampled() -> Table:
-    """The first held-out instances of each task at temperature 1, and the same ones greedily."""
-    line, table = whole(), []
-    for suite in reversed(INSTANCES):
-        for agent, sampled in line["sampled"].items():
-            count = min(len(sampled["solved"][task]) for task in SUITES[suite])
-            texts = [
-                solved(verdicts, SUITES[suite], count)
-                for verdicts in (sampled["solved"], line["agents"][agent])
-            ]
-            n = len(texts[0])
-            cells = [counted(texts[0].count("1"), n), f"{100 * texts[1].count('1') / n:.1f}"]
-            table.append([agent, suite, *cells, f"{n:,}"])
-    return ["agent", "tasks", "at temperature 1, %", "greedily, %", "instances"], table
 
 
 def miniwob_unseen() -> Table:
@@ -337,58 +276,45 @@ def miniwob_unseen() -> Table:
         found = over_families(task_gains(couples, tasks, INSTANCES["all"]))
         recipe = ", ".join(map(str, some[0]["recipe"])) if len(some) == 1 else ""
         table.append([name, recipe, str(len(tasks)), f"{100 * fmean(sft):.1f}", points(found)])
-    return ["run", "SFT steps, rounds, a round", "tasks", "SFT, %", "gain, points"], table
+    return ["run", "SFT steps, rounds, each round", "tasks", "SFT, %", "gain, points"], table
 
 
-def miniwob_causes() -> Table:
-    """How many held-out episodes failed for which cause."""
+def miniwob_causes(*agents: str) -> Table:
+    """How many held-out episodes of some agents failed for which cause."""
     causes = whole()["causes"]
     table = [
-        [name, *(str(of_agent.get(name, "")) for of_agent in causes.values()), meaning]
+        [name, *(str(causes[agent].get(name, 0)) for agent in agents), meaning]
         for name, meaning in CAUSES.items()
-        if any(name in of_agent for of_agent in causes.values())
+        if any(name in causes[agent] for agent in agents)
     ]
-    return ["cause", *causes, "meaning"], table
+    return ["cause", *(f"`{agent}`" for agent in agents), "meaning"], table
 
 
-def miniwob_tasks() -> Table:
-    """Success on every task in per cent."""
-    line, table = whole(), []
+def miniwob_tasks(before: str, after: str) -> Table:
+    """All tasks with their success in per cent before and after, by their success after."""
+    line = whole()
+    lowest = {"100": 100, "75 to 99": 75, "50 to 74": 50, "1 to 49": 1, "0": 0}
+    bands: dict[str, list[str]] = {band: [] for band in lowest}
     for task in SUITES["all"]:
-        texts = [verdicts[task] for verdicts in line["agents"].values()]
-        shares = [f"{100 * text.count('1') / len(text):.0f}" for text in texts]
-        table.append([task, "yes" if task in line["trained_on"] else "", *shares])
-    return ["task", "learned", *line["agents"]], table
+        texts = [line["agents"][agent][task] for agent in (before, after)]
+        first, last = (100 * text.count("1") / len(text) for text in texts)
+        band = next(band for band, percent in lowest.items() if last >= percent)
+        star = "" if task in line["trained_on"] else "\\*"
+        change = "" if band in ("100", "0") and first == last else f" {first:.0f}→{last:.0f}"
+        bands[band].append(f"{task}{star}{change}")
+    rows = [[band, str(len(tasks)), ", ".join(tasks)] for band, tasks in bands.items()]
+    return [f"`{after}`, %", "tasks", f"in per cent, `{before}`→`{after}` where not the same"], rows
 
 
-def miniwob_cost() -> Table:
-    """Validation and core-hours of each part."""
-    table = []
-    for line in recorded("miniwob"):
-        hours = sum(line["seconds"].values()) * line["cores"] / 3600
-        curve = ", ".join(f"{100 * each:.1f}" for each in line.get("validation", ()))
-        table.append([line["part"], str(line["seed"]), curve, f"{hours:.1f}", line["machine"]])
-    return ["part", "seed", "validation: SFT, then each round", "core-hours", "machine"], table
-
-
-SUITES_OF = {
-    "study": ("demo", "report", "unseen"),
-    "learners": ("greedy", "sampled"),
-}
+SUITES_OF = {"study": ("demo", "unseen"), "learners": ("greedy", "sampled")}
 TABLES: dict[str, Callable[..., Table]] = {
+    "entries": entries,
     "rows": rows_of,
-    "against": against,
-    "rounds": by_round,
-    "pages": pages_of,
-    "demo-rounds": demo_rounds,
     "miniwob-agents": miniwob_agents,
-    "miniwob-gains": miniwob_gains,
     "miniwob-ladder": miniwob_ladder,
-    "miniwob-sampled": miniwob_sampled,
     "miniwob-unseen": miniwob_unseen,
     "miniwob-causes": miniwob_causes,
     "miniwob-tasks": miniwob_tasks,
-    "miniwob-cost": miniwob_cost,
 }
 
 
@@ -397,7 +323,11 @@ def documents() -> list[Path]:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--list"]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="list the tables and write none")
+    if parser.parse_args().list:
         for name, function in TABLES.items():
             print(f"{name:16} {function.__doc__.splitlines()[0]}")
         return

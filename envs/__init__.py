@@ -8,12 +8,18 @@ a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (all tasks 
 `babyai` walks through minigrid's rooms, told in words, beside its bot.
 `scienceworld` and `textworld_express` are text games in Java: `jvm` (where they run), `golden` (their experts),
 `free_text` (their actions).
+`classes` makes a world of an environment class of TRL's kind and `trl` such a class of a world; `calls` is the grammar
+of function calls. `openenv` speaks OpenEnv's protocol as a client, `serve` as a server.
 `packages` says what is missing, and `panel` on which instances agents are measured.
 """
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
 
 from envs.protocol import World
 
@@ -26,17 +32,24 @@ def names() -> list[str]:
 
 
 def world(name: str) -> World:
-    """The world of that name, from envs/NAME, or from a module of yours, PACKAGE.MODULE.
+    """The world of that name, from envs/NAME, or from a module of yours, PACKAGE.MODULE; an environment class of TRL's
+    kind, FILE.py:CLASS; or a server that speaks OpenEnv's protocol, ws://HOST:PORT.
 
     Raises ValueError if there is none or if a package that it needs is missing.
     """
+    if ".py:" in name:
+        return importlib.import_module("envs.classes").ClassWorld(name)
+    served = name.startswith(("ws://", "wss://"))
     known = names()
-    if name not in known and "." not in name:
+    if name not in known and "." not in name and not served:
         near = difflib.get_close_matches(name, known) or known
         raise ValueError(f"unknown world {name!r}: did you mean {', '.join(near)}?")
     path = name if "." in name else f"envs.{name}"
+    if served:
+        path = "envs.openenv"
     try:
-        return importlib.import_module(path).WORLD
+        module = importlib.import_module(path)
+        return module.ServedWorld(name) if served else module.WORLD
     except ModuleNotFoundError as error:
         if error.name and path.startswith(error.name):
             raise ValueError(f"unknown world {name!r}: there is no module {error.name}") from None
@@ -45,6 +58,22 @@ def world(name: str) -> World:
         ) from None
     except AttributeError:
         raise ValueError(f"{path} is no world: it has no WORLD") from None
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file of the user's own. Raises ValueError, in one line, if it cannot be read."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # by which tyro finds the help texts in the source
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a user's code may raise anything while it is read
+        raise ValueError(
+            f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from None
+    return module
 
 
 def resolve(world: World, names: str) -> tuple[str, ...]:

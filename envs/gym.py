@@ -14,12 +14,13 @@ hold text of arbitrary characters.
 """
 
 import asyncio
+import atexit
 import dataclasses
 import os
 import re
 import string
+import threading
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium
@@ -71,29 +72,38 @@ class ExampleText(AnyText):
 
 
 class Place:
-    """An environment of a world, used without `await`: its event loop has a thread of its own."""
+    """An environment of a world, used without `await`: its event loop has a thread of its own. It ends with `close`,
+    at the latest with the process."""
 
     def __init__(self, world: World):
         """Raises ValueError, in one line, if the world cannot be played on this machine."""
         world.require()
-        self._process = os.getpid()
-        self._thread = ThreadPoolExecutor(1)
-        self._loop = self._thread.submit(asyncio.Runner).result()
+        self._process, self._loop = os.getpid(), asyncio.new_event_loop()
+        # a daemon, because Python joins all other threads before it calls the `atexit` functions
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         self._opened = world.open(1)
         (self.env,) = self.run(self._opened.__aenter__())
+        atexit.register(self._at_exit)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call of the environment."""
         if self._process != os.getpid():  # which has no such thread
             call.close()
             raise EnvError("this environment is that of the process before a fork")
-        return self._thread.submit(self._loop.run, call).result()
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:
         """Give the environment back."""
         self.run(self._opened.__aexit__(None, None, None))
-        self._thread.submit(self._loop.close).result()
-        self._thread.shutdown()
+        atexit.unregister(self._at_exit)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _at_exit(self) -> None:
+        if self._process == os.getpid():
+            self.close()
 
 
 class Tab:

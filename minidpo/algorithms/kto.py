@@ -5,7 +5,7 @@
                 π ← KTO on all successes and all failures, reference: the round's start
 
 Ethayarajh et al. 2024, arXiv:2402.01306. Differs from the paper: the rarer kind is repeated until there are as
-many as of the other. On `nano` it gained as much as DPO (docs/results.md, `kto-unpaired`).
+many as of the other. On `nano` it gained as much as DPO (docs/learners.md, `kto-unpaired`).
 """
 
 from collections.abc import Iterator

@@ -1,16 +1,15 @@
 """The command of an algorithm: its page's options and the experiment's, together on one command line."""
 
-import importlib.util
 import inspect
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_type_hints
 
+import envs
 from minidpo.algorithms import ALGORITHMS, Algorithm
 from minidpo.experiment import ExperimentOptions
 from minidpo.learning.dpo import DPO
@@ -111,15 +110,7 @@ def load_page(place: str) -> Algorithm:
     path = at_home(Path(file))
     if not file or not path.is_file():
         raise ValueError(f"{place}: no such page; name it as FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # by which tyro finds the help texts in the source
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything while it is read
-        raise ValueError(
-            f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from None
+    module = envs.load(path)
     function = getattr(module, name, None)
     if not callable(function):
         found = [key for key, value in vars(module).items() if inspect.isgeneratorfunction(value)]

@@ -31,9 +31,10 @@ class Machine(Checked):
     "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
 GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too; rounded is for \
 adapters of bfloat16 where that is slow: its weights in float32, which auto and fast then take by themselves"
-    act_dtype: Literal["float32", "bfloat16"] | None = None
+    act_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None = None
     "of a policy that acts; bfloat16 on a CPU: of weights and products alone, all else is float32; float32 \
-beside dtype bfloat16: the adapter is added without rounding; None: dtype"
+beside dtype bfloat16: the adapter is added without rounding; int8: weights in 8 bits and the adapter beside \
+them, on a CPU with one page; auto: int8 if so and the base is a GGUF file of fewer than 16 bits; None: dtype"
     pages: Positive[int | None] = None
     "browser pages that play at the same time; None: 16, or 1 with --watch"
     micro_tokens: Positive[int | None] = None
@@ -198,7 +199,7 @@ def row_length(tokens: int) -> int:
     """The length that so many tokens are padded to: at most a sixteenth longer, and one of few lengths.
 
     Steps then ask the allocator again for blocks of sizes that it has had; with a new length in each, glibc's
-    heap grew and searching it took ever longer (docs/log.md, 2026-11-28, "fourth").
+    heap grew and searching it took ever longer (docs/log.md, "Speed").
 
     >>> [row_length(n) for n in (31, 33, 100, 1000)]
     [31, 34, 100, 1024]

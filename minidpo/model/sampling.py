@@ -116,7 +116,8 @@ class Sampler:
         dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         # on a CPU an answer's bits must not depend on what else is read, and little would be gained
         self.together = weight.device.type == "cuda"
-        shared = rows > 1 and not self.together
+        packed = getattr(model.packed_head, "keeps_bits", False)
+        shared = not self.together and (rows > 1 or packed)
         places = KEPT * rows if shared else rows
         self.cache = KVCache(places, dims, weight.dtype, weight.device)
         # on a CPU any places take part in a step; on a GPU the first, to which rows that write are moved
@@ -125,7 +126,6 @@ class Sampler:
         self.writing: dict[int, Answer] = {}
         self.unread: dict[int, Request] = {}  # by row: what it was asked
         self.prefix = tuple(prefix)
-        packed = rows > 1 and model.packed_head is not None
         # unpacked, the bits show how many tokens are read together: only the row's own text may decide that,
         # so that a killed run of one page repeats itself
         self.guesses = Guesses(others=packed)
@@ -153,6 +153,10 @@ class Sampler:
         if row in self.writing:
             self._stop(row)
             self.texts.rows[row].depth = self.texts.rows[row].kept
+
+    def so_far(self, row: int) -> Answer | None:
+        """What the row has written of an answer that it has not finished."""
+        return self.writing.get(row)
 
     @property
     def busy(self) -> set[int]:

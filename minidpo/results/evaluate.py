@@ -75,7 +75,7 @@ class EvaluateCommand(PlayOptions):
 transformers; gguf, to OUT/NAME-merged.gguf, for llama.cpp and Ollama, and the adapter alone to \
 OUT/NAME-lora.gguf"
     track: Tracker | None = None
-    "copy the results to MLflow (at MLFLOW_TRACKING_URI) or to TensorBoard (OUT/tensorboard)"
+    "copy the results to MLflow (at MLFLOW_TRACKING_URI), to TensorBoard (OUT/tensorboard) or to trackio"
 
     def __post_init__(self):
         super().__post_init__()

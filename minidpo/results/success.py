@@ -87,7 +87,7 @@ def difficulty(episode: Episode) -> str:
     """The band of BANDS for how many elements of the first page can be acted on.
 
     It is the same for every agent. An agent that had read five demonstrations a task solved 52, 31, 22 and
-    9 % of all of MiniWoB++ in the four bands (docs/log.md).
+    9 % of all of MiniWoB++ in the four bands (docs/log.md, "All of MiniWoB++").
     """
     page = episode.turns[0].observation if episode.turns else ""
     count = len(re.findall(r" \[\d+\]$", page, re.MULTILINE))

@@ -1,8 +1,8 @@
-"""A copy of a run's numbers in MLflow or TensorBoard, where people compare runs.
+"""A copy of a run's numbers in MLflow, TensorBoard or trackio, where people compare runs.
 
 A tracker gets a copy of the lines of `metrics.jsonl`. The store itself is asked which steps it has, so it gets
 each step once, even if the run was killed, the server was away, or tracking began in the middle. A tracker that
-fails before the work begins is an error. One that fails later is reported once, and the work goes on. Both
+fails before the work begins is an error. One that fails later is reported once, and the work goes on. The
 libraries are optional.
 """
 
@@ -21,7 +21,7 @@ from minidpo.system.errors import first_line
 from minidpo.system.files import check_version, read_json, write_json
 from minidpo.system.result_file import read_result
 
-Tracker = Literal["mlflow", "tensorboard"]
+Tracker = Literal["mlflow", "tensorboard", "trackio"]
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
 OPEN: set["Tracking"] = set()  # those that a tracker takes for running
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
@@ -39,7 +39,9 @@ class Tracking:
         self.folder, self.title = folder.resolve(), str(folder)
         self.settings = flat({name: value for name, value in config.items() if name != "track"})
         self.note = self.folder / f"tracking-{self.name}.json"
-        self.store: MLflow | TensorBoard | None = None  # the open one, until a call to it fails
+        self.store: MLflow | TensorBoard | Trackio | None = (
+            None  # the open one, until a call to it fails
+        )
         self.failed, self.sent = False, 0  # sent: how many lines of metrics.jsonl
         if self.name:
             self._guarded(lambda: STORES[self.name](self.folder), fatal=True)
@@ -231,6 +233,45 @@ class TensorBoard:
         self.writer.close()
 
 
+class Trackio:
+    """A run in the project `minidpo` of trackio's local store, TRACKIO_DIR or its own."""
+
+    def __init__(self, folder: Path):
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self.trackio, self.storage = trackio, SQLiteStorage
+        self.where, self.viewer = os.environ.get("TRACKIO_DIR"), "trackio show --project minidpo"
+
+    def open(self, name: str, run: str | None, settings: dict) -> str:
+        """Resume `run`, or begin a new one if it is None. Returns the run's name."""
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        resume = "never" if run is None else "allow"
+        self.run = self.trackio.init(
+            "minidpo", run or name, config=settings, resume=resume, **quiet
+        )
+        rows = [] if run is None else self.storage.get_logs("minidpo", run)
+        self.known = {(row["step"], name, value) for row in rows for name, value in numbers_in(row)}
+        return self.run.name
+
+    def log(self, lines: list[dict]) -> None:
+        """Add the numbers that the run lacks."""
+        for line in lines:
+            step, numbers = line["step"], numbers_in(line)
+            if new := {name: x for name, x in numbers if (step, name, x) not in self.known}:
+                self.run.log(new, step)
+
+    def finish(self, rows: list[dict], paths: list[Path]) -> None:
+        """Add the table of results."""
+        if rows:
+            self.run.log({"results": self.trackio.Markdown(as_table(rows))})
+        self.end("FINISHED")
+
+    def end(self, status: str) -> None:
+        """trackio knows no status."""
+        self.run.finish()
+
+
 def as_table(rows: list[dict]) -> str:
     """Rows of the same columns as Markdown."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
@@ -246,7 +287,7 @@ def numbers_in(line: dict) -> list[tuple[str, float]]:
     ]
 
 
-STORES = {"mlflow": MLflow, "tensorboard": TensorBoard}
+STORES = {"mlflow": MLflow, "tensorboard": TensorBoard, "trackio": Trackio}
 
 
 def flat(config: Mapping, prefix: str = "") -> dict[str, int | float | str]:

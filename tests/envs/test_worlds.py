@@ -18,8 +18,10 @@ from minidpo.acting.rollout import ENV_TRIES, play
 from minidpo.data.prompt import understand
 from minidpo.experiment import ExperimentOptions
 
+WALK = f"{Path(__file__).parent / 'walking.py'}:Walk"
 WORLDS = {  # with the tasks that are played here
     "toy": envs.resolve(envs.world("toy"), "all"),
+    WALK: ("Walk",),
     "miniwob": ("click-button", "login-user", "click-checkboxes"),
     "babyai": ("GoToRedBall", "OpenRedDoor", "UnlockPickup"),
     "textcraft": ("depth-1", "depth-2", "depth-4"),

@@ -68,6 +68,7 @@ def told(command, arguments, capsys):
         (collect, []),
         (evaluate, []),
         (evaluate, ["--url", "u"]),
+        (evaluate, ["--serve", "1"]),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else part.__name__,
 )

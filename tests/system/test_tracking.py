@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_a_server_that_is_not_there_at_the_start_is_an_error(client, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["mlflow", "tensorboard"])
+@pytest.mark.parametrize("name", ["mlflow", "tensorboard", "trackio"])
 def test_a_tracker_that_is_not_installed_is_said_before_any_work(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
@@ -242,3 +243,26 @@ def test_a_run_that_was_killed_has_every_step_once_in_tensorboard(tmp_path):
 
     assert text("results").splitlines()[2] == "| sft | click-link | 0.5 | 0.2 | 0.8 | 4 |"
     assert "| sft.lr | 2e-05 |" in text("settings")
+
+
+def test_a_run_that_was_killed_is_one_run_in_trackio_and_has_every_step_once(tmp_path):
+    """In a process of its own: trackio reads where its store is when it is imported."""
+    pytest.importorskip("trackio")
+    code = (
+        "import json, test_tracking as t; from minidpo.system.files import write_json; from pathlib import Path\n"
+        "write_json(Path('run/result.json'), t.RESULT)\n"
+        "t.half_and_rest(Path('run'), 'trackio', first='trackio').finish()\n"
+        "from trackio.sqlite_storage import SQLiteStorage as S\n"
+        "print(json.dumps([S.get_runs('minidpo'), S.get_logs('minidpo', 'run')]))"
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("[[")]
+    runs, rows = json.loads(said)
+    assert runs == ["run"]
+    assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == LOSSES
+    assert "| sft | click-link | 0.5 | 0.2 | 0.8 | 4 |" in str(rows[-1]["results"])
