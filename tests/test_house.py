@@ -150,12 +150,13 @@ def commands(text):
 
 @functools.cache
 def help_of(*program):
-    """What `python PROGRAM --help` prints, in this process, where torch is imported already."""
+    """What `python PROGRAM --help` prints of all options, in this process, where torch is imported already."""
     said = io.StringIO()
+    short = program[0] in ("train.py", "collect.py", "evaluate.py")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setenv("COLUMNS", "200")
         patch.setenv("NO_COLOR", "1")
-        patch.setattr(sys, "argv", [*program, "--help"])
+        patch.setattr(sys, "argv", [*program, "--help-all" if short else "--help"])
         patch.syspath_prepend(ROOT / "benchmarks")
         with contextlib.suppress(SystemExit):
             if program[0] == "-m":

@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> object:
     Each takes --help, and --config FILE for a TOML file of defaults. The same command goes on after a kill.
     torchrun --nproc-per-node N train.py ... shares the work of all that train or play.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         text = inspect.getdoc(train).replace("{algorithms}", ", ".join(ALGORITHMS))
         print(as_started(text))
         return None
@@ -139,7 +139,7 @@ COMMANDS = {
 
 def dispatch(arguments: list[str]) -> None:
     """minidpo train | collect | evaluate | check: with --help, each says what it takes."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(inspect.getdoc(dispatch))
         return
     command_in(COMMANDS, arguments[0], "minidpo has no command")(arguments[1:])

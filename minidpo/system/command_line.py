@@ -20,6 +20,7 @@ import tyro
 
 from minidpo.system import processes
 from minidpo.system.files import as_json
+from minidpo.system.short_help import short_help
 from minidpo.system.tracking import told_of_the_end
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
@@ -44,6 +45,10 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     The file's values come first, so flags win. The two are checked together, because a required option may
     be in either; an error names the file.
     """
+    if {"-h", "--help"} & {*arguments}:
+        print(short_help(kind, as_started(description)), flush=True)
+        sys.exit(0)
+    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     file, file_flags, flags = split_config_file(arguments)
     names = Counter(
         re.sub(r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-"))
@@ -140,7 +145,7 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
         with contextlib.redirect_stderr(printed), patch.dict(os.environ, columns):
             return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
     except SystemExit as end:
-        if not end.code:  # --help
+        if not end.code:  # --help-all
             sys.stdout.flush()
             raise
         text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
@@ -155,7 +160,7 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
             hint = f" (is it {' or '.join(near)}?)" if near else ""
         problem = " ".join(problem.split()).rstrip(".")
         problem = problem.removeprefix(f"Error parsing {kind.__name__}: ")
-        raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
+        raise ValueError(f"{problem}{hint}; {program} --help-all lists all options") from None
 
 
 def options_like(option: str, kind: type) -> list[str]:

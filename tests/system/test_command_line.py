@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minidpo.algorithms import ALGORITHMS
-from minidpo.commands import BY_HAND, BrowseCommand
+from minidpo.commands import BY_HAND, BrowseCommand, collect, evaluate, train
 from minidpo.commands.algorithms import combined
 from minidpo.commands.by_hand import SFTCommand
 from minidpo.commands.play import CollectCommand
@@ -43,7 +43,7 @@ def test_without_arguments_a_command_is_its_defaults_and_every_option_has_help(
     monkeypatch.setenv("COLUMNS", "60")  # one column
     assert parsed(KINDS[name]) == KINDS[name]()
     with pytest.raises(SystemExit) as stop:
-        parsed(KINDS[name], "--help")
+        parsed(KINDS[name], "--help-all")
     assert stop.value.code == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "What it does." in text and "--config FILE" in text
@@ -52,6 +52,49 @@ def test_without_arguments_a_command_is_its_defaults_and_every_option_has_help(
     for option in options:
         words = re.sub(r"\(default:.*", "", option, flags=re.DOTALL).split()
         assert sum(word.strip(".,;:").isalpha() and word.islower() for word in words) > 1, option
+
+
+def told(command, arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(arguments)
+    assert stop.value.code == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "command, arguments",
+    [
+        *((train, [name]) for name in [*ALGORITHMS, *BY_HAND]),
+        (collect, []),
+        (evaluate, []),
+        (evaluate, ["--url", "u"]),
+        (evaluate, ["--serve", "1"]),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else part.__name__,
+)
+def test_help_is_one_screen_of_options_that_help_all_explains_too(
+    command, arguments, capsys, monkeypatch
+):
+    """A title and at most 24 lines, each no wider than the terminal, and each option with its help."""
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = told(command, [*arguments, "--help"], capsys).splitlines()
+    assert len(lines) <= 25 and "--help-all" in lines[-1] and "--config" in lines[-1]
+    options = [line.strip() for line in lines if line.startswith("  --")]
+    everything = told(command, [*arguments, "--help-all"], capsys)
+    for option in options:
+        flag, text = re.fullmatch(r"(--\S+).*?  +(\S.*)", option).groups()
+        assert len(option) < 99 and len(text.split()) > 1
+        assert re.search(rf"{re.escape(flag)}(?![\w.-])", everything), flag
+
+
+def test_what_help_leaves_out_is_an_option_all_the_same(capsys):
+    kind = PAGES["ef-dpo"]
+    common = told(lambda flags: parsed(kind, *flags), ["--help"], capsys)
+    everything = told(lambda flags: parsed(kind, *flags), ["--help-all"], capsys)
+    for option in ("--patience", "--sft.clip", "--machine.recompute"):
+        assert option not in common and option in everything
+    options = parsed(kind, "--patience", "3", "--sft.clip", "0.5", "--machine.recompute")
+    assert (options.patience, options.sft.clip, options.machine.recompute) == (3, 0.5, True)
 
 
 def test_a_path_that_begins_with_a_tilde_begins_at_home_wherever_it_is_given(
