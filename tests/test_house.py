@@ -130,7 +130,9 @@ def test_ruff_has_nothing_to_say(words):
 
 # README and docs
 
-PAGES = {path: path.read_text() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {
+    path: path.read_text() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
+}
 # docs/log.md keeps the commands of its day
 COMMANDS = (text for path, text in PAGES.items() if path.name not in ("log.md", "results.md"))
 

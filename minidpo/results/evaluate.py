@@ -173,7 +173,7 @@ def best_tries(
 
 
 def settings_of(command: EvaluateCommand) -> dict:
-    """The settings that a result tells."""
+    """The settings that are written into the result."""
     names = ["world", "split", "seed", "temperature", "best_of"]
     if command.shots:
         names.append("shots")
@@ -205,7 +205,7 @@ def write_files(
         episodes,
         world=context.world,
         title=f"{len(tasks)} {command.world} tasks",
-        about=f"{command.model}: {agents}",
+        about=f"Base model: {command.model}. Adapters: {agents}",
         settings={"model": command.model, **settings_of(command)},
         curves=curves,
     )

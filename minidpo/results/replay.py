@@ -1,7 +1,7 @@
 """What the report shows besides numbers: episodes with pictures, and pairs token by token.
 
-An episode is the same each time it is played, so its actions are enough to take pictures of it afterwards. A
-world without pictures, or a machine without its browser, gives a report whose episodes are text.
+An episode is the same each time it is played, so pictures of it can be taken afterwards by repeating its
+actions. If the world has no pictures, or its browser is missing, the report shows episodes as text.
 """
 
 import asyncio
