@@ -52,7 +52,7 @@ setup: .venv/complete
 	@[ -L .venv ] || .venv/bin/python -c 'import os, sysconfig; \
 	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
 	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 80 minutes);" \
-	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
+	  "source .venv/bin/activate first for the commands in docs/; python train.py check says what runs here";; esac
 
 setup-worlds: setup
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-worlds.txt
