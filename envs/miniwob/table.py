@@ -2,8 +2,8 @@
 
     python -m envs.miniwob.table
 
-The examples are the pages' own instructions on the first seed of `validation`. All other columns come from the code,
-and a test compares them.
+All columns but the examples are read from the code, and a test compares them. The examples are the pages' own
+instructions on the first seed of `validation`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ HEAD = """\
 
 
 def cell(text: str) -> str:
-    r"""A text as a cell of a Markdown table.
+    r"""Any text as a cell of a Markdown table.
 
     >>> cell('Click  <a> | "*"')
     'Click \\<a> \\| "\\*"'

@@ -46,7 +46,7 @@ SEEDS: dict[str, range] = {
     for index, name in enumerate(("base", "demos", "rollouts", "validation", "test"))
 }
 
-# Tasks in which something moves by the wall clock, so an episode may differ when repeated. No other page's clock runs.
+# What moves by the wall clock, so an episode need not be the same again. No other clock of a page runs.
 BY_THE_CLOCK = {
     "stock-market": "its price, every 100 ms",
     "drag-cube": "its cube, every 20 ms while and after a button is down",
