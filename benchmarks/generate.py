@@ -24,7 +24,7 @@ from works import ENVIRONMENTS  # noqa: E402
 from minidpo.acting.policies import ModelPolicy, Sampling  # noqa: E402
 from minidpo.memory.loading import open_policy  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
-from minidpo.memory.packing import Packed, can_pack  # noqa: E402
+from minidpo.memory.packing import Packed, can_pack, saves_time  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.sampling import Request  # noqa: E402
 
@@ -73,7 +73,7 @@ def floor(work: dict) -> dict:
     dtype, rows = getattr(torch, work["dtype"]), len(work["prompts"])
     model = checkpoint.load(work["model"], dtype).requires_grad_(False)
     weights = [m.weight for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
-    packing = can_pack(model.head_weight) and (rows > 1 or dtype == torch.bfloat16)
+    packing = can_pack(model.head_weight) and saves_time(model, rows)
 
     def product(weight):
         return Packed(weight, None) if packing else lambda x: x @ weight.t()

@@ -217,10 +217,8 @@ def sampling(args: argparse.Namespace, case: str) -> Figures:
     """Tokens a second of all sides, and ours beside each of them."""
     base, fastest = base_of(args), {}
     # ours at each of its ways: what else a Machine can be told belongs here
-    runs = [
-        ("minidpo", dtype, {"machine": {"device": "cpu", "act_dtype": dtype}})
-        for dtype in args.dtypes
-    ]
+    ways = [*args.dtypes, "int8"] if case == "row" else args.dtypes
+    runs = [("minidpo", way, {"machine": {"device": "cpu", "act_dtype": way}}) for way in ways]
     runs += [("floor", dtype, {"dtype": dtype}) for dtype in args.dtypes]
     if "transformers" not in args.missing:
         runs += [("transformers", dtype, {"dtype": dtype}) for dtype in args.dtypes]

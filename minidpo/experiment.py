@@ -52,6 +52,7 @@ from minidpo.memory import lora
 from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_and_dtype
+from minidpo.memory.plan import acting_in
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import files_of
 from minidpo.system import processes
@@ -141,7 +142,7 @@ class Experiment:
             "world": self.world.name,
             "seed": self.seed,
             "base": kept_sha256(self.options.model, self.folder / "base.json"),
-            **numbers_of(self.options.machine),
+            **numbers_of(acting_in(self.options.model, self.options.machine)),
         }
         if self.options.shots:
             self.examples = self.experts(self._take("demos", self.options.shots + 4), "examples")

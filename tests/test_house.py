@@ -188,6 +188,8 @@ def test_a_command_in_readme_and_docs_exists(words):
             program = (*program, rest[1])
     if "--url" in rest:
         program = (*program, "--url", "URL", "--goal", "GOAL")
+    if "--serve" in rest:
+        program = (*program, "--serve", "8000")
     text = help_of(*program)
     for flag in (word.split("=")[0] for word in rest if word.startswith("--")):
         assert re.search(rf"{re.escape(flag)}(?![\w-])", text), f"{' '.join(program)} has no {flag}"

@@ -7,6 +7,7 @@ agent.predict('Click on the "OK" button.', 'button "OK" [1]').action  # 'CLICK(r
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ class Agent:
             )
         model = os.path.expanduser(model)
         folder = None if adapter is None else at_home(Path(adapter))
-        loaded, self.chat, identity = open_policy(model, folder, machine)
+        loaded, self.chat, identity = open_policy(model, folder, replace(machine, pages=1))
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity}", sampling, seed
         self.shots, self.world = as_shots(shots), world or envs.world("miniwob")
         policy = ModelPolicy(

@@ -4,12 +4,11 @@ import asyncio
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy
-import torch
 from tqdm import tqdm
 
 from envs.protocol import Action, Decision, Expert, Observation, World
@@ -18,7 +17,7 @@ from minidpo.data.episodes import Turn
 from minidpo.data.prompt import next_prompt, write
 from minidpo.memory.context import Context, ContextOptions
 from minidpo.memory.loading import open_policy
-from minidpo.memory.packing import pack
+from minidpo.memory.packing import pack, saves_time
 from minidpo.model.chat import Chat, Message
 from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Request, Sampler
@@ -126,7 +125,8 @@ def model_policy(
     watch: bool = False,
 ) -> Policy:
     """The base model with an adapter, on so many pages. `watch`: its answers are printed."""
-    model, chat, identity = open_policy(context.model, adapter, context.machine)
+    machine = replace(context.machine, pages=pages)
+    model, chat, identity = open_policy(context.model, adapter, machine)
     name = f"{adapter or context.model}@{identity}"
     policy = ModelPolicy(
         model, chat, name, context.world.system_prompt, sampling, seed=context.seed, pages=pages
@@ -137,8 +137,8 @@ def model_policy(
 class ModelPolicy:
     """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
 
-    With more than one page, or in bf16, the model's weights are packed for speed (`memory/packing`); such a
-    model can neither train nor be saved. A conversation may have as many tokens as the model has positions.
+    Where that saves time, the model's weights are packed (`memory/packing`); such a model can neither train nor
+    be saved. A conversation may have as many tokens as the model has positions.
     """
 
     def __init__(
@@ -164,9 +164,7 @@ class ModelPolicy:
             )
         self.sampling = sampling.record(seed)
         self.temperatures = sampling.temperatures or (None,)  # None: the sampler's
-        # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
-        # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
-        if pages > 1 or model.head_weight.dtype == torch.bfloat16:
+        if saves_time(model, pages):
             model = pack(model)
         system = chat.dialogue([Message("system", system_prompt)]).ids
         self.sampler = Sampler(

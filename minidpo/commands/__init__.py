@@ -11,6 +11,8 @@ import envs
 import minidpo.system.needed  # noqa: F401 (first, because the next lines import what may be missing)
 from minidpo.acting.browse import Browse, browse
 from minidpo.acting.check import Check, Need, check
+from minidpo.acting.endpoint import Serve
+from minidpo.acting.serve import serve
 from minidpo.algorithms import ALGORITHMS
 from minidpo.commands import by_hand
 from minidpo.commands.algorithms import plan, plans_for, run_file, run_named
@@ -110,11 +112,15 @@ def evaluate(arguments: list[str]) -> dict:
         python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --out runs/qwen2
         python evaluate.py --adapters dpo=runs/dpo/adapter --export merged   # a model, no episodes
         python evaluate.py --url URL --goal "..."    # an agent on any page; with --help: its options
+        python evaluate.py --serve 8000    # answer other programs' agents, and record them
 
     Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
     """
     _, settings, flags = split_config_file(arguments)
-    if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
+    names = {argument.split("=")[0] for argument in (*settings, *flags)}
+    if "--serve" in names:
+        return serve(parse(Serve, arguments, "evaluate.py --serve PORT", Serve.__doc__))
+    if "--url" in names:
         program, text = "evaluate.py --url URL", BrowseCommand.__doc__
         command = parse(BrowseCommand, arguments, program, text)
         return browse(command, command.context())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from minidpo.algorithms.grpo import ADVANTAGES
-from minidpo.data import trl_files
+from minidpo.data import recorded, trl_files
 from minidpo.data.episodes import Episode, read, read_all
 from minidpo.data.pairs import (
     NothingToLearn,
@@ -42,7 +42,8 @@ class Command(ContextOptions):
     """What all commands have that train a model."""
 
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
-    "episodes, as collect.py writes them; for sft and dpo also conversations, as TRL has them"
+    "episodes, as collect.py writes them, or what evaluate.py --serve recorded; for sft and dpo also conversations, \
+as TRL has them"
     adapter: Path | None = Path("runs/sft/adapter")
     "adapter to start from: folder or hub id"
     out: Path = Path("runs/mine")
@@ -90,13 +91,18 @@ def run_sft(command: SFTCommand) -> Path:
     if trl_files.are_trl_files(command.data):
         examples = trl_files.read_demonstrations(command.data)
     else:
-        examples = imitated(read_all(command.data), command.data)
+        examples = imitated(played_in(command.data), command.data)
     if command.adapter and command.lora not in (LoRAConfig(), read_config(command.adapter)):
         raise ValueError(
             f"--adapter {command.adapter} has a shape of its own: leave out lora's options"
         )
     run, context = command.open_run(), command.context()
     return sft(run, context, examples, command.sft, start=command.adapter, shape=command.lora)
+
+
+def played_in(files: Sequence[Path]) -> list[Episode]:
+    """The episodes of some files, recorded ones among them."""
+    return recorded.read(files) if recorded.are_recorded(files) else read_all(files)
 
 
 def imitated(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
@@ -158,6 +164,8 @@ def run_dpo(command: DPOCommand) -> Path | dict:
         limits = {"per_task": options.pairs_per_task, "until": options.until}
         pairs = choose(pairs_of(command), options.pairs_per_instance, command.seed, **limits)
     if command.export:
+        if recorded.are_recorded(command.data):
+            raise ValueError("recorded calls are token ids, no messages: leave out export")
         path = command.out / "pairs-trl.jsonl"
         system = command.context().world.system_prompt
         return processes.on_rank_0(trl_files.write_pairs, pairs, path, options.until, system)
@@ -173,7 +181,7 @@ def run_dpo(command: DPOCommand) -> Path | dict:
 
 def pairs_of(command: DPOCommand) -> list:
     """The pairs that the rule asked for finds in the files."""
-    episodes = read_all(command.data)
+    episodes = played_in(command.data)
     golden = read(command.golden) if command.golden else []
     check_prompts([*episodes, *golden])
     if any(episode.relabelled for episode in episodes):
@@ -198,7 +206,7 @@ class GRPOCommand(Command):
 
 
 def run_grpo(command: GRPOCommand) -> Path:
-    episodes = mixed_groups(own_rollouts(read_all(command.data)))
+    episodes = mixed_groups(own_rollouts(played_in(command.data)))
     advantages = ADVANTAGES[command.advantage](episodes)
     more = {"start": command.adapter, "advantages": advantages}
     run, context = command.open_run(), command.context()
@@ -214,7 +222,7 @@ class PPOCommand(Command):
 
 
 def run_ppo(command: PPOCommand) -> Path:
-    episodes = own_rollouts(read_all(command.data))
+    episodes = own_rollouts(played_in(command.data))
     if len({e.solved for e in episodes}) < 2:
         raise NothingToLearn(
             "all episodes were solved, or none, so no turn was better than another"
@@ -236,7 +244,7 @@ def run_rm(command: RMCommand) -> Path:
     if trl_files.are_trl_files(command.data):
         pairs, attempts = trl_files.read_preferences(command.data, "end"), []
     else:
-        episodes = read_all(command.data)
+        episodes = played_in(command.data)
         check_prompts(episodes)
         pairs = choose(outcome_pairs(episodes), DPO.pairs_per_instance, command.seed)
         attempts = [e for e in episodes if e.turns and not e.forced]

@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import get_origin
+from typing import TypeVar, get_origin
 
 from minidpo.system.files import named_in_errors, write_text
 from minidpo.system.ranges import default_of
 
+Record = TypeVar("Record")
 VERSION = 1  # of the file format; a reader refuses any other
 BEGIN = b'{"version": '  # of each line
 
@@ -143,13 +144,13 @@ class Episode:
         record = json_object(line)
         if record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
-        episode = _record_of(cls, record, "episode")
+        episode = record_of(cls, record, "episode")
         if episode.outcome not in ("solved", "failed", "limit", "stopped"):
             raise ValueError(f"episode: 'outcome' is unknown: {episode.outcome!r:.40}")
-        turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
+        turns = tuple(record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
         if not 0 <= episode.forced <= len(turns):
             raise ValueError(f"episode: 'forced' should be 0 to {len(turns)}, got {episode.forced}")
-        cost = None if episode.cost is None else _record_of(Cost, episode.cost, "cost")
+        cost = None if episode.cost is None else record_of(Cost, episode.cost, "cost")
         return replace(episode, turns=turns, cost=cost)
 
 
@@ -164,6 +165,24 @@ def json_object(line: str | bytes) -> dict:
     return record
 
 
+def are_all(paths: Sequence[Path], is_one: Callable[[dict], bool], what: str) -> bool:
+    """Whether the files are of this kind, by their first lines. Raises ValueError if only some are."""
+    kinds = {}
+    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
+        with open(path, "rb") as file:
+            line = next(filter(bytes.strip, file), b"")
+        try:
+            kinds[path] = is_one(json_object(line))
+        except ValueError:  # damaged: the reader of episodes says how
+            kinds[path] = False
+    if len(set(kinds.values())) == 2:
+        some, others = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
+        raise ValueError(
+            f"{some} holds {what} and {others} does not: give --data files of one kind"
+        )
+    return any(kinds.values())
+
+
 def is_text(value: object) -> bool:
     """Whether a value is text; half a character, a lone surrogate, is none."""
     return type(value) is str and not re.search("[\ud800-\udfff]", value)
@@ -176,6 +195,7 @@ def _is_number(value: object) -> bool:  # `true` is none
 # what a field, or each entry of its list, holds: in words, and whether a value is that
 _HOLDS: dict[object, tuple[str, Callable[[object], bool]]] = {
     str: ("text", is_text),
+    bool: ("true or false", lambda value: type(value) is bool),
     int: ("a whole number", lambda value: type(value) is int),
     float: ("a number", _is_number),
     dict: ("an object", lambda value: type(value) is dict),
@@ -190,7 +210,7 @@ _HOLDS: dict[object, tuple[str, Callable[[object], bool]]] = {
 }
 
 
-def _record_of(kind: type, record: dict, what: str) -> Episode | Turn | Cost:
+def record_of(kind: type[Record], record: dict, what: str) -> Record:
     """A dataclass from JSON. Raises ValueError that names the field which does not fit."""
     values = {}
     for f in fields(kind):

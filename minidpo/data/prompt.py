@@ -185,7 +185,7 @@ class Conversation:
 def dialogue_of(trajectory: Episode | Conversation, chat: Chat, system: str) -> Dialogue:
     """Token ids and turns. What the agent did not say itself is given: examples that it was shown, and of a
     relabelled episode all that stood before the expert's answer."""
-    if isinstance(trajectory, Episode):
+    if type(trajectory) is Episode:  # one of `data/recorded` knows its ids
         given = 1 + len(trajectory.shots)  # the system prompt and the examples
         given += 2 * trajectory.forced * trajectory.relabelled  # a page and an answer for each step
         messages = tuple(episode_messages(trajectory, system))

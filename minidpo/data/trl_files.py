@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidpo.data.episodes import is_text, json_object
+from minidpo.data.episodes import are_all, is_text, json_object
 from minidpo.data.pairs import NothingToLearn, Pair, cut_at_turn, side_by_side
 from minidpo.data.prompt import Conversation, episode_messages
+from minidpo.data.recorded import is_recorded
 from minidpo.data.row_keys import LEARN_KEYS, learn_flags, refuse_unread, says_nothing
 from minidpo.data.tree import common
 from minidpo.model.chat import Message
@@ -56,21 +57,11 @@ class Preferred:
 def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of rows, by their first lines: an episode has a version. Raises ValueError if
     only some are."""
-    kinds = {}
-    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
-        with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"")
-        try:
-            row = json_object(line)
-            kinds[path] = "version" not in row or not FIELDS.isdisjoint(row)
-        except ValueError:  # damaged: the reader of episodes says how
-            kinds[path] = False
-    if len(set(kinds.values())) == 2:
-        rows, episodes = (next(path for path in kinds if kinds[path] == k) for k in (True, False))
-        raise ValueError(
-            f"{rows} holds conversations and {episodes} does not: give --data files of one kind"
-        )
-    return any(kinds.values())
+
+    def is_row(row: dict) -> bool:
+        return "version" not in row or not FIELDS.isdisjoint(row)
+
+    return are_all(paths, lambda row: is_row(row) and not is_recorded(row), "conversations")
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
@@ -91,7 +82,7 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
                 yield name, row
 
 
-def _messages(
+def messages_of(
     row: dict, field: str, name: str, prompt: tuple[Message, ...] = ()
 ) -> tuple[Message, ...]:
     """A field's messages, which go on from a prompt. Raises ValueError that says what is wrong in them."""
@@ -107,7 +98,7 @@ def _messages(
             raise ValueError(
                 f"{where}: wanted a message with 'content' and the 'role' {', '.join(ROLES)}"
             )
-        called = _calls(message, where)
+        called = calls_of(message, where)
         read = {"role", "content", *(["tool_calls"] if called else []), *LEARN_KEYS}
         refuse_unread(message, read, where)
         for key, learned in learn_flags(message, where).items():
@@ -135,7 +126,7 @@ def _from_json(value: object) -> object:
         return value
 
 
-def _calls(message: dict, where: str) -> str | None:
+def calls_of(message: dict, where: str) -> str | None:
     """The tools that an answer calls, JSON, as chat templates want them: arguments as an object."""
     calls = _from_json(message.get("tool_calls"))
     if says_nothing(calls) or message["role"] != "assistant":
@@ -155,7 +146,7 @@ def _calls(message: dict, where: str) -> str | None:
     return json.dumps(read, ensure_ascii=False)
 
 
-def _tools(row: dict, name: str) -> str | None:
+def tools_of(row: dict, name: str) -> str | None:
     """The functions that the agent may call, JSON."""
     tools = _from_json(row.get("tools"))
     if says_nothing(tools):
@@ -195,7 +186,7 @@ def _conversation(
     messages, value = prompt + said, row[field]
     begin = len(messages) - len(value)
     silent = [n for n, m in enumerate(value, begin) if False in learn_flags(m, name).values()]
-    tools = _tools(row, name)
+    tools = tools_of(row, name)
     return Conversation(messages, len(prompt), name, instance, solved, frozenset(silent), tools)
 
 
@@ -223,8 +214,8 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
     refuse_unread(row, PREFERENCE, name)
     text, prompt = row.get("prompt") or "", ()
     if not isinstance(text, str):
-        prompt = _messages(row, "prompt", name)
-    sides = [_messages(row, field, name, prompt) for field in ("chosen", "rejected")]
+        prompt = messages_of(row, "prompt", name)
+    sides = [messages_of(row, field, name, prompt) for field in ("chosen", "rejected")]
     if prompt:
         return prompt, *sides
     prompt = sides[0][: common(*sides)]  # what both begin with, as TRL has it
@@ -285,8 +276,8 @@ def read_judged(paths: Sequence[Path], seed: int) -> list[Preferred]:
                 f"{name}: unpaired rows have 'prompt', 'completion' and 'label', {_this_has(row)}"
             )
         refuse_unread(row, JUDGED, name)
-        prompt = _messages(row, "prompt", name)
-        said = _messages(row, "completion", name, prompt)
+        prompt = messages_of(row, "prompt", name)
+        said = messages_of(row, "completion", name, prompt)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         judged.append(_conversation(row, "completion", prompt, said, name, instance, label))
     if len({conversation.solved for conversation in judged}) < 2:
@@ -309,10 +300,10 @@ def _demonstration(row: dict, name: str, number: int) -> Conversation:
     if field == "chosen":
         prompt, said, _ = _preference(row, name)
     elif field == "completion":
-        prompt = _messages(row, "prompt", name)
-        said = _messages(row, "completion", name, prompt)
+        prompt = messages_of(row, "prompt", name)
+        said = messages_of(row, "completion", name, prompt)
     else:
-        said = _messages(row, "messages", name)
+        said = messages_of(row, "messages", name)
         if not _is_told_again(row.get("prompt"), said):
             raise ValueError(
                 f"{name}: 'prompt' is not in 'messages', which is learned: leave it out"

@@ -21,14 +21,11 @@ class Context:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextOptions(Checked):
-    """Which model acts or learns, in which world, on which machine."""
+class ModelOptions(Checked):
+    """Which model acts or learns, on which machine."""
 
     model: str = NANO
     "the base model: folder, hub id, GGUF file, or smollm2"
-    world: str = "miniwob"
-    "where the tasks are: miniwob, toy, babyai, textcraft, scienceworld, textworld_express (docs/worlds.md), a \
-module of your own, an environment class FILE.py:CLASS, or a server ws://HOST:PORT (docs/other-programs.md)"
     seed: Seed = 1
     "of all that is random"
     machine: Machine = field(default_factory=Machine)
@@ -36,6 +33,15 @@ module of your own, an environment class FILE.py:CLASS, or a server ws://HOST:PO
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "model", os.path.expanduser(self.model))  # no hub id begins with ~
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextOptions(ModelOptions):
+    """Which model acts or learns, in which world, on which machine."""
+
+    world: str = "miniwob"
+    "where the tasks are: miniwob, toy, babyai, textcraft, scienceworld, textworld_express (docs/worlds.md), a \
+module of your own, an environment class FILE.py:CLASS, or a server ws://HOST:PORT (docs/other-programs.md)"
 
     def context(self) -> Context:
         """The world of that name with the rest. Raises ValueError if there is none."""

@@ -13,6 +13,7 @@ import torch
 
 from minidpo.memory import lora, recompute
 from minidpo.memory.advice import require_step, require_weights
+from minidpo.memory.int8 import to_int8
 from minidpo.memory.machine import (
     Machine,
     device_and_dtype,
@@ -21,7 +22,7 @@ from minidpo.memory.machine import (
     is_slow,
     limit_allocator,
 )
-from minidpo.memory.plan import Load, acting_setup, setup_of
+from minidpo.memory.plan import Load, acting_in, acting_setup, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
@@ -117,14 +118,14 @@ def open_base(source: str, machine: Machine) -> tuple[Transformer, Chat]:
 def open_policy(
     source: str, adapter: Path | None, machine: Machine
 ) -> tuple[Transformer, Chat, str]:
-    """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
+    """A policy to act with, merged unless the base is or stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
     `act_dtype` float32 nothing is lost. The fingerprint, WEIGHTS-CHAT, is of all weights that were read and the
     dtype, and of the tokenizer and the chat template. It is not of merged weights, whose last bits depend on
     the processor. Raises ValueError, before weights are read, if they do not fit.
     """
-    machine = to_compute(machine, adapter)
+    machine = acting_in(source, to_compute(machine, adapter))
     # merging makes it float32 by itself
     if machine.dtype == "rounded" and device_of(machine).type == "cpu":
         machine = replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")
@@ -139,12 +140,15 @@ def open_policy(
     if adapter is not None:
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}
-    what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
-    written = f"{chat.tokenizer.to_str()} {chat.template.source}"
-    weights, words = (hashlib.sha256(x.encode()).hexdigest()[:12] for x in (what, written))
-    if not setup.machine.quantize:
+    int8 = setup.machine.act_dtype == "int8"
+    computes = "int8" if int8 else setup.dtype
+    what = f"{fingerprint(model.state_dict())} {model.config} {scales} {computes}"
+    weights = hashlib.sha256(what.encode()).hexdigest()[:12]
+    if int8:
+        to_int8(model)
+    elif not setup.machine.quantize:
         merge(model, setup.dtype, adapter or source)
-    return model.requires_grad_(False).eval(), chat, f"{weights}-{words}"
+    return model.requires_grad_(False).eval(), chat, f"{weights}-{chat.fingerprint}"
 
 
 def merge(model: Transformer, dtype: torch.dtype, name: str | Path) -> None:

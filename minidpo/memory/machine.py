@@ -31,9 +31,10 @@ class Machine(Checked):
     "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
 GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too; rounded is for \
 adapters of bfloat16 where that is slow: its weights in float32, which auto and fast then take by themselves"
-    act_dtype: Literal["float32", "bfloat16"] | None = None
+    act_dtype: Literal["auto", "float32", "bfloat16", "int8"] | None = None
     "of a policy that acts; bfloat16 on a CPU: of weights and products alone, all else is float32; float32 \
-beside dtype bfloat16: the adapter is added without rounding; None: dtype"
+beside dtype bfloat16: the adapter is added without rounding; int8: weights in 8 bits and the adapter beside \
+them, on a CPU with one page; auto: int8 if so and the base is a GGUF file of fewer than 16 bits; None: dtype"
     pages: Positive[int | None] = None
     "browser pages that play at the same time; None: 16, or 1 with --watch"
     micro_tokens: Positive[int | None] = None

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from minidpo.memory import lora, nf4
 from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
+from minidpo.memory.int8 import require_int8
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (
     CUBLAS,
@@ -30,11 +31,12 @@ from minidpo.memory.machine import (
     memory_now,
     row_length,
 )
-from minidpo.memory.packing import can_pack
+from minidpo.memory.packing import can_pack, saves_time
 from minidpo.memory.quantised import quantise_layout, tensor_formats
-from minidpo.model import checkpoint
+from minidpo.model import checkpoint, ggml
 from minidpo.model.attention import query_blocks
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
+from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import DRAWN, KEPT, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
@@ -165,16 +167,18 @@ def _keys_and_values(config: ModelConfig, tokens: int) -> int:
 def acting_plan(setup: Setup, tokens: int) -> Plan:
     """The bytes of `pages` agents that act, each in an episode of so many tokens."""
     model, config, pages = meta_model(setup), setup.config, setup.machine.page_count()
-    weights = weights_of(model)
-    if not setup.machine.quantize:
+    weights, int8 = weights_of(model), setup.machine.act_dtype == "int8"
+    if int8:
+        weights["blocks, weights"] /= setup.dtype.itemsize
+        weights["vocabulary, weights"] += model.head_weight.numel()
+    elif not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
     places = pages if setup.cuda or pages == 1 else KEPT * pages
     kv = _keys_and_values(config, places * tokens) * setup.dtype.itemsize
     if (
-        not setup.cuda
-        and not setup.machine.quantize
+        not (setup.cuda or setup.machine.quantize or int8)
         and can_pack(torch.empty(0, dtype=setup.dtype))
-        and (pages > 1 or setup.dtype == torch.bfloat16)
+        and saves_time(model, pages)
     ):
         # memory/packing: all but the products is in fp32, and the head lies packed beside the vocabulary
         kv *= 4 // setup.dtype.itemsize
@@ -352,6 +356,7 @@ def setup_of(
     as published, or from the hub, and no weights."""
     if here:
         device_and_dtype(machine)  # raises where cuda is asked for and not there
+    machine = acting_in(source, machine)
     cuda = device_of(machine).type == "cuda"
     published = None if Path(source).is_dir() else PUBLISHED.get(source)
     path = Path(source) if published else checkpoint.locate(source, ["config.json"])
@@ -360,10 +365,28 @@ def setup_of(
     return Setup(config, adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
+def acting_in(source: str, machine: Machine) -> Machine:
+    """The machine, its act_dtype decided if it is auto: int8 where one page plays on a CPU and the base is a
+    GGUF file in fewer than 16 bits a weight, so that 8 lose little."""
+    if machine.act_dtype != "auto":
+        return machine
+    few_bits = False
+    if machine.page_count() == 1 and device_of(machine).type == "cpu":
+        path = checkpoint.locate(source, ["config.json"])
+        few_bits = is_gguf(path) and not ggml.PLAIN.keys() >= set(tensor_formats(path).values())
+    return replace(machine, act_dtype="int8" if few_bits else None)
+
+
 def acting_setup(setup: Setup) -> Setup:
     """The setup to act with, in `act_dtype`. In fp32 on a CPU nothing is quantised: memory/packing needs full
-    weights. Raises ValueError for an `act_dtype` beside a base that stays quantised."""
-    machine = setup.machine
+    weights. In int8, fp32 is the dtype of all else. Raises ValueError for an `act_dtype` beside a base that
+    stays quantised, and as `require_int8` does."""
+    machine, config = setup.machine, setup.config
+    if machine.act_dtype == "int8":
+        heads = config.num_attention_heads * config.head_dim
+        widths = {config.hidden_size, config.intermediate_size, heads}
+        require_int8(widths, setup.cuda, machine.page_count())
+        return setup._replace(dtype=torch.float32).on(cache=None, quantize=None)
     if machine.act_dtype is not None:
         setup = setup._replace(dtype=checkpoint.DTYPES[machine.act_dtype])
     if not setup.cuda and setup.dtype == torch.float32:

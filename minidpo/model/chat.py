@@ -6,6 +6,7 @@ and agent. Text is encoded as plain text: a page that prints `<|im_end|>` cannot
 """
 
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ class Chat:
         self.added = self.tokenizer.get_added_tokens_decoder()
         self._cutter = cutter(token.content for token in self.added.values())
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
-        self.with_tools = functools.cache(self._with_tools)
+        self.with_tools = functools.lru_cache(64)(self._with_tools)
         # some templates leave the last answer open
         closing = self.template.closing("assistant") or self.template.before("assistant", "user")
         opening = self.template.opening("user")
@@ -103,6 +104,12 @@ class Chat:
             return cls(*found)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the tokenizer and the template: who has another reads other words in the same ids."""
+        written = f"{self.tokenizer.to_str()} {self.template.source}"
+        return hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def _protect_marks(self) -> None:
         """Make special what marks turns in the template. Some tokenizers do not, and then a page that prints it

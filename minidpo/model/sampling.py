@@ -154,6 +154,10 @@ class Sampler:
             self._stop(row)
             self.texts.rows[row].depth = self.texts.rows[row].kept
 
+    def so_far(self, row: int) -> Answer | None:
+        """What the row has written of an answer that it has not finished."""
+        return self.writing.get(row)
+
     @property
     def busy(self) -> set[int]:
         """The rows that were asked and have not answered yet."""

@@ -394,6 +394,33 @@ def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more)
     assert all_of(sampler, [longer])[0].ids == generate(EXACT, [longer], -1)[0].ids
 
 
+@few
+@given(seeds, st.integers(0, 6), st.booleans())
+def test_a_row_that_is_dropped_says_no_more_and_answers_anew_as_if_nothing_had_been(
+    seed, steps, gpu
+):
+    dropped, beside, later = requests_of(seed, [6, 4, 9], budget=9)
+    sampler = as_on_a_gpu(EXACT, 2) if gpu else Sampler(EXACT, 2, STOP)
+    sampler.ask(0, dropped)
+    sampler.ask(1, beside)
+    answers = {}
+    for _ in range(steps):
+        answers |= sampler.step()
+        for row in sampler.busy:
+            assert (
+                sampler.so_far(row).ids
+                == generate(EXACT, [(dropped, beside)[row]], STOP)[0].ids[
+                    : len(sampler.so_far(row).ids)
+                ]
+            )
+    sampler.drop(0)
+    assert 0 not in sampler.busy and sampler.so_far(0) is None
+    while sampler.busy:
+        answers |= sampler.step()
+    assert answers[1].ids == generate(EXACT, [beside], STOP)[0].ids
+    assert all_of(sampler, [later])[0].ids == generate(EXACT, [later], STOP)[0].ids
+
+
 def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     requests = requests_of(2, [3, 9, 1, 6], budget=10)
     # they are of temperature 1 all the same
