@@ -3,7 +3,7 @@
 Run it: python benchmarks/one_row.py --model MODEL.gguf --adapter FOLDER --episodes runs/NAME/04-play.jsonl
 
 Every way answers the same first pages of the episodes greedily; ways take turns, and each pass of an answer has
-its fastest time of all rounds. The step that reads a prompt is left out. `--divergence` compares, on the tokens of
+its fastest time of all rounds. Prompts are read once, with a first token. `--divergence` compares, on the tokens of
 whole episodes, each way's log-probs with those of plain weights.
 """
 
@@ -57,10 +57,15 @@ def written(
 
 
 def rates(model: Transformer, stop: int, prompts: list, options) -> dict[str, dict]:
-    """Seconds of all passes and tokens, without guesses and with them."""
+    """Seconds and tokens: of reading the prompts, of the passes without guesses and with them."""
     samplers = [Sampler(model, 1, stop, temperature=0.0) for _ in prompts]
-    best: dict[str, dict] = {}
-    for _ in range(1 + options.rounds):  # the first reads the prompts
+    began = time.perf_counter()
+    for sampler, prompt in zip(samplers, prompts):
+        sampler.ask(0, Request(prompt, (0.5, 0.5)))
+        sampler.step()
+    reading = {"passes_s": [time.perf_counter() - began], "tokens": sum(map(len, prompts))}
+    best = {"reading": reading}
+    for _ in range(options.rounds):
         for guess in (False, True):
             parts = [
                 written(sampler, prompt, options.new, guess)

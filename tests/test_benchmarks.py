@@ -319,6 +319,27 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(base):
 
 
 @pytest.mark.slow
+def test_one_row_is_written_in_each_way_and_compared(tmp_path):
+    import tiny
+
+    from minidpo.data.episodes import Writer
+
+    with Writer(tmp_path / "episodes.jsonl") as writer:
+        writer.add(tiny.episode())
+    said = run(
+        f"one_row.py --model minidpo/nano --episodes {tmp_path}/episodes.jsonl --pages 1 --rounds 2 "
+        "--turns 1 --divergence 1 --new 12"
+    )
+    result = json.loads(said)
+    parts = ("reading", "no guesses", "guesses")
+    assert set(result["writing"]) == {
+        f"{way}, {part}" for way in ("plain", "packed", "int8") for part in parts
+    }
+    assert abs(result["divergence"]["packed"]["kl_nats_a_token"]) < 1e-5
+    assert 0 < result["divergence"]["int8"]["kl_nats_a_token"] < 0.1
+
+
+@pytest.mark.slow
 def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
     run(
         f"rollout.py --pages 2 --instances 1 --tasks click-button --device cpu --out {tmp_path / 'out.json'}"

@@ -2,7 +2,8 @@
 
 A step of one row takes the time in which its weights are read: a byte each is a quarter of float32. The
 product is PyTorch's own weight-only kernel: it takes inputs in bfloat16, adds up in float32 and rounds the
-sum to bfloat16. Its time grows with the rows, so many pages are better `packing`'s. Each row of a matrix has
+sum to bfloat16. Its time grows with the rows, so a prompt takes a plain product of the codes written out, and
+many pages are better `packing`'s. Each row of a matrix has
 a scale (`nf4.Int8Matrix`). An adapter stays beside the codes, in float32, because an update is smaller than
 the step between two codes. The embedding, norms, attention and cache are in float32.
 
@@ -11,15 +12,18 @@ of one row lets only its own text decide what is read together.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.memory.frozen import FrozenLinear
+from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.nf4 import Int8Matrix
 from minidpo.memory.quantised import expand
 from minidpo.model.decoder import Transformer
 
 STEP = 16  # inputs at a time in the kernel, which reads past the end of a row of another length
+MANY = 64  # rows from which on codes are written out; no step has so many
 
 
 class Int8Linear(nn.Module):
@@ -35,8 +39,13 @@ class Int8Linear(nn.Module):
         self.ones = torch.ones(len(weight), dtype=torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        y = torch._weight_int8pack_mm(rows, self.codes, self.ones).float().mul_(self.scales)
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) >= MANY:  # codes are exact in either dtype
+            dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+            y = F.linear(rows.to(dtype), self.codes.to(dtype))
+        else:
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self.codes, self.ones)
+        y = y.float().mul_(self.scales)
         if self.bias is not None:
             y += self.bias
         return y.view(*x.shape[:-1], -1)
