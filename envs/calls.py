@@ -86,7 +86,8 @@ class Tools:
             text.encode()
         except ActionError:
             raise
-        except (ValueError, RecursionError):  # no JSON, not finite, half a character, or nested too deep
+        # no JSON, not finite, half a character, or nested too deep
+        except (ValueError, RecursionError):
             raise ActionError(
                 f"the arguments of {tool.name} are no JSON: call it like {self.example}"
             ) from None

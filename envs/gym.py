@@ -90,7 +90,9 @@ class Place:
         """The result of a call of the environment."""
         if self._process != os.getpid():  # a forked process has no such thread
             call.close()
-            raise EnvError("this environment belongs to the parent process; make a new one after a fork")
+            raise EnvError(
+                "this environment belongs to the parent process; make a new one after a fork"
+            )
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:

@@ -84,7 +84,8 @@ class WebPage(Page):
         """Load the URL of the bounds. Raises EnvError if that fails."""
         self._notes.clear()
         try:
-            if "#" in self._bounds.url:  # otherwise the old page would stay, with what was typed into it
+            # otherwise the old page would stay, with what was typed into it
+            if "#" in self._bounds.url:
                 await self._go("about:blank")
             await self._go(self._bounds.url)
             await bounded(self._devtools.send("Page.resetNavigationHistory"), "forgetting")

@@ -91,7 +91,8 @@ class Answering:
         for top_p, sampler in [*self.samplers.items()]:
             try:
                 answers = sampler.step() if sampler.busy else {}
-            except Exception as error:  # any error is passed on to the waiting callers; the others still get answers
+            # any error is passed on to the waiting callers; the others still get answers
+            except Exception as error:
                 self._give_up(top_p, error)
                 continue
             for row, answer in answers.items():

@@ -99,9 +99,7 @@ async def visit(options: Browse, world: World, policy: Policy, ask: Ask | None) 
     web = web_page(options.url, options.goal, options.watch)
     url = web.bounds.url
     if os.geteuid() == 0:
-        print(
-            "you are root, so Chromium runs without its sandbox: visit only pages that you trust"
-        )
+        print("you are root, so Chromium runs without its sandbox: visit only pages that you trust")
     with Writer(options.out / "episode.jsonl") as writer:
         index = 1 + max((key[2] for key in writer.done), default=-1)  # also names the pictures
         turns: list[Turn] = []
@@ -205,7 +203,8 @@ async def preview(
     """Show the action as text, as a frame in the page and as a picture. Returns the choice: "", "s" or "q"."""
     refs = [str(action[of]) for of in ("ref", "to") if of in action]
     lines = [line for ref in refs for line in seen.text.split("\n") if line.endswith(f" [{ref}]")]
-    told = "   ".join([plain(name, most=9_999), *map(plain, lines)])  # the user must see all that they agree to
+    # the user must see all that they agree to
+    told = "   ".join([plain(name, most=9_999), *map(plain, lines)])
     print(f"     {told}")
     await env.page.mark(action)
     picture.write_bytes(await env.page.screenshot())

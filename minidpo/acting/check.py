@@ -135,7 +135,9 @@ def plays(world: World) -> str:
 
     outcome, seconds = asyncio.run(solve())
     if outcome != Outcome.SOLVED:
-        raise ValueError(f"{task} was opened but its expert did not solve it ({outcome}): please report this")
+        raise ValueError(
+            f"{task} was opened but its expert did not solve it ({outcome}): please report this"
+        )
     return f"opened {task} and solved it in {1000 * seconds:.0f} ms"
 
 

@@ -125,7 +125,8 @@ def play_missing(
     with bar:
         try:
             failures = asyncio.run(run()) if jobs else []
-        except EnvError as error:  # the world cannot be opened at all: an expected error, told in one line
+        # the world cannot be opened at all: an expected error, told in one line
+        except EnvError as error:
             raise ValueError(str(error)) from None
     return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
 

@@ -74,7 +74,8 @@ async def play(
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
-    if policy.spare_core:  # leave a core to the browser: a matrix product waits for its slowest thread
+    # leave a core to the browser: a matrix product waits for its slowest thread
+    if policy.spare_core:
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)

@@ -94,7 +94,8 @@ def evaluate(command: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a model. Returns the result."""
     adapters = parse_adapters(command.adapters)
     for folder in filter(None, adapters.values()):
-        lora.read_weights(folder)  # read all now, because the last one is needed an hour after the first
+        # read all now, because the last one is needed an hour after the first
+        lora.read_weights(folder)
     if command.export:
         return export(command, adapters)
     context = command.context()

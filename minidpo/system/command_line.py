@@ -197,7 +197,8 @@ def main(run: Callable[[list[str]], object]) -> None:
     # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it, so it is called
     # here: otherwise a run that skips its finished rollouts would not compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
-    gc.freeze()  # so that the garbage collector skips what was imported; saves half a second, also at exit
+    # so that the garbage collector skips what was imported; saves half a second, also at exit
+    gc.freeze()
     try:
         with processes.process_group(), told_of_the_end():
             run(sys.argv[1:])

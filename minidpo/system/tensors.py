@@ -111,7 +111,8 @@ def write_weights(
 def to_device(value, device: torch.device):
     """A tensor, or a named tuple with its tensors, moved to the device. Other values stay as they are."""
     if isinstance(value, Tensor):
-        if device.type == "cuda":  # pinned memory: otherwise the copy would wait for all queued work of the GPU
+        # pinned memory: otherwise the copy would wait for all queued work of the GPU
+        if device.type == "cuda":
             return value.pin_memory().to(device, non_blocking=True)
         return value.to(device)
     if hasattr(value, "_fields"):

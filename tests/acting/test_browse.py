@@ -101,7 +101,9 @@ def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(
     monkeypatch.setattr(browse, "web_page", lambda url, goal, watch: envs.web_page(url, goal))
     policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "no", "stop", "s", "q", "")
     episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
-    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + ["Press Enter to close the window: "]
+    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + [
+        "Press Enter to close the window: "
+    ]
     assert (
         episode.outcome == "stopped"
         and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
@@ -259,5 +261,7 @@ def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):
     assert process.wait(30) == 0, told
     (episode,) = read(tmp_path / "episode.jsonl")
     assert episode.outcome == "stopped" and "stopped after 2 steps" in told
-    assert episode.turns[0].error == "the user refused this action" and episode.turns[1].error is None
+    assert (
+        episode.turns[0].error == "the user refused this action" and episode.turns[1].error is None
+    )
     assert all(turn.action and turn.ids for turn in episode.turns)

@@ -244,7 +244,8 @@ class MiniWoB:
         raise AssertionError("the ladder ends with a return or a raise")
 
     async def _renew(self, broken: BrowserContext | None) -> None:
-        new = await self._browser.new_page(broken)  # before close(), because a new browser closes the old page
+        # before close(), because a new browser closes the old page
+        new = await self._browser.new_page(broken)
         await self.close()
         self._page = new
 

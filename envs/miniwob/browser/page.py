@@ -184,7 +184,8 @@ class Page:
     async def _click(self, ref: str, clicks: int = 1) -> str | None:
         spot = await self._call("locate", ref)
         if spot.get("list"):
-            return f"[{ref}] is a list, use SELECT"  # its popup is a separate window, which is not part of the page
+            # its popup is a separate window, which is not part of the page
+            return f"[{ref}] is a list, use SELECT"
         if spot.get("disabled"):
             return f"[{ref}] is disabled"
         if spot.get("icons"):
@@ -215,7 +216,8 @@ class Page:
             return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
-        if spot["parts"]:  # in a date or time two digits fill a part and move to the next; separators do not
+        # in a date or time two digits fill a part and move to the next; separators do not
+        if spot["parts"]:
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
             iso = None  # the text is written as it is shown

@@ -68,7 +68,8 @@ class SharedBrowser:
     async def _close(self, env: MiniWoB) -> None:
         if task := self._open[env]:
             task.cancel()
-            await asyncio.wait([task])  # otherwise it would open a new tab in place of the closed one
+            # otherwise it would open a new tab in place of the closed one
+            await asyncio.wait([task])
         await env.close()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:

@@ -21,9 +21,7 @@ class Decision(NamedTuple):
 
     line: str  # of the element that is used
     action: Action
-    words: str = (
-        ""  # from the instruction (up to this step) or the page, or what follows from them
-    )
+    words: str = ""  # from the instruction (up to this step) or the page, or what follows from them
 
     @property
     def thought(self) -> str:

@@ -23,7 +23,8 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
     shown = [thing.text.split() for thing in look(seen, "text")]
     months = [(int(words[1]), list(month_name).index(words[0]))
               for words in shown if len(words) == 2 and words[0] in month_name]  # fmt: skip
-    if not months:  # it opens when the field gets the focus, but not by a click if the field has it already
+    # it opens when the field gets the focus, but not by a click if the field has it already
+    if not months:
         return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
     words = f"{date}, {wanted:%m/%Y}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:
