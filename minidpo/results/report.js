@@ -51,7 +51,8 @@ const probability = p => {
 function headline(results, policies) {
   const last = policies.at(-1), before = policies.at(-2);
   const { best_of: tries, temperature, judge } = data.settings;
-  const rate = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
+  const rate = policy => make("span", {},
+    make("strong", { className: "num" }, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const which = data.settings.split === "validation" ? "validation" : "held-out";
   const of = policy => `${results[policy].all.n.toLocaleString("en")} ${which} instances`;

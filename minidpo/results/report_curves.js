@@ -95,7 +95,7 @@ function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
   const rows = parts.flatMap(part => part.rows), unit = name === "stages" ? "stage" : "step";
   for (const key of new Set(rows.flatMap(Object.keys))) {
-    if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
+    if (key === "step" || rows.filter(row => isNumber(row[key])).length < 2) continue;  // one point is no curve
     (groups[key.replace(side, "")] ??= []).push(key);
   }
   const draw = titles => make("div", { className: "charts" }, ...titles.map(title =>
@@ -116,5 +116,6 @@ function training(curves) {
     const parts = stages[name.replace(/-\d+$/, "")] ??= [], last = parts.at(-1);
     parts.push({ round: parts.length + 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
   }
-  return Object.entries(stages).map(([name, parts]) => stage(name, parts));
+  return Object.entries(stages).map(([name, parts]) => stage(name, parts))
+    .filter(section => section.querySelector("figure"));
 }
