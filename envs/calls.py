@@ -1,7 +1,7 @@
-"""Calls of functions, as text and back: `guess(number=5, why="it is odd")`.
+"""Function calls, as text and back: `guess(number=5, why="it is odd")`.
 
-The grammar is closed: the name of a function, then arguments by name or in their order, whose values are JSON.
-Text is parsed, never evaluated. A function is told by its name, its docstring and the JSON Schema of each parameter.
+The grammar is closed: the name of a function, then its arguments, by name or in their order, with JSON values. Text is
+parsed, never evaluated. A function has a name, a docstring and the JSON Schema of each parameter.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from envs.protocol import ActionError
 
-KINDS: dict[str, tuple[type, object]] = {  # of JSON Schema: the type in Python, and an example
+KINDS: dict[str, tuple[type, object]] = {  # type in JSON Schema -> type in Python, and an example
     "string": (str, "text"),
     "integer": (int, 1),
     "number": (float, 1.5),
@@ -30,11 +30,11 @@ class Tool(NamedTuple):
     name: str
     about: str
     parameters: Mapping[str, Mapping[str, Any]]
-    "The JSON Schema of each, in their order."
+    "The JSON Schema of each parameter, in order."
     required: frozenset[str]
 
     def __str__(self) -> str:
-        """As the agent is told of it."""
+        """The tool as the agent reads it."""
         words = [
             f"{name}: {told(schema)[0]}" + ("" if name in self.required else " (may be left out)")
             for name, schema in self.parameters.items()
@@ -61,7 +61,7 @@ class Tools:
         self.example = render(Call(first.name, json.dumps(given)))
 
     def prompt(self, about: str) -> str:
-        """What the agent is told first."""
+        """The first message to the agent."""
         return "\n".join(
             [
                 f"{about}\nYou act by calling functions, one a turn. Answer:",
@@ -73,7 +73,7 @@ class Tools:
         ).strip()
 
     def parse(self, text: str) -> Call:
-        """The call that a text means. Raises ActionError and nothing else."""
+        """The call in a text. Raises ActionError and nothing else."""
         name, bracket, rest = text.strip().strip("`").strip().partition("(")
         tool = self.named.get(name.strip())
         if tool is None or not bracket:
@@ -86,7 +86,8 @@ class Tools:
             text.encode()
         except ActionError:
             raise
-        except (ValueError, RecursionError):  # no JSON, not finite, half a character, too deep
+        # no JSON, not finite, half a character, or nested too deep
+        except (ValueError, RecursionError):
             raise ActionError(
                 f"the arguments of {tool.name} are no JSON: call it like {self.example}"
             ) from None
@@ -105,7 +106,7 @@ def render(call: Call) -> str:
 
 
 def _arguments(tool: Tool, rest: str) -> dict[str, Any]:
-    """The arguments in what stands behind the bracket. Raises ActionError, ValueError or RecursionError."""
+    """The arguments in the text after the bracket. Raises ActionError, ValueError or RecursionError."""
     given: dict[str, Any] = {}
     while not rest.startswith(")"):
         if given:
@@ -131,7 +132,7 @@ def _arguments(tool: Tool, rest: str) -> dict[str, Any]:
 
 
 def fits(value: Any, schema: Any) -> bool:
-    """Whether a value keeps to what is understood here of its JSON Schema: anyOf, enum, type, items.
+    """Whether a value fits its JSON Schema, of which anyOf, enum, type and items are checked.
 
     >>> fits(3, {"type": "integer"}), fits(True, {"type": "integer"}), fits("up", {"enum": ["up", "down"]})
     (True, False, True)

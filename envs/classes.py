@@ -15,16 +15,16 @@
         def get_reward(self) -> float:
             return self.reward
 
-This is what TRL's GRPOTrainer takes as `environment_factory`: public methods are tools, their docstrings tell the
-agent of them, and a row of the data set is an instance. A class may also have:
+TRL's GRPOTrainer takes such a class as `environment_factory`. Its public methods are tools, which their docstrings
+explain to the agent, and a row of the data set is an instance. A class may also have:
 
-    rows         a list of rows, or the name of a JSONL file beside its own; not needed with ROWS.jsonl
+    rows         a list of rows, or the name of a JSONL file in the same folder; not needed with ROWS.jsonl
     done         True when the episode has ended; it also ends when the agent calls `finish`
-    solved_at    from which reward on an episode is solved: 1.0
-    step_limit   the actions of an episode: 20
+    solved_at    the reward at which an episode counts as solved; by default 1.0
+    step_limit   the most actions in an episode; by default 20
 
-A row's `solution`, a list of calls as text, is its demonstration. An exception of a tool is told to the agent, as TRL
-does. An OSError, an EnvError, or any exception of `reset` or `get_reward` means that the world is broken.
+A row's `solution`, a list of calls as text, is its demonstration. If a tool raises an exception, the agent reads its
+message, as in TRL. An OSError, an EnvError, or any exception of `reset` or `get_reward` means that the world is broken.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SHARES = {"demos": (0,), "validation": (1, 4), "test": (2, 5), "rollouts": (3, 6
 
 
 class ClassWorld(World):
-    """The rows of an environment class. Raises ValueError, in one line, if it cannot be one."""
+    """A world made of an environment class and its rows. Raises ValueError in one line if the class does not fit."""
 
     shows_state = False  # a tool's answer tells what happened
 
@@ -86,17 +86,17 @@ class ClassWorld(World):
         self.experts = (name,) if all("solution" in row for row in self.rows) else ()
 
     def step_limit(self, task: str) -> int:
-        """The class's own, or 20."""
+        """The limit that the class sets, or 20."""
         return getattr(self.maker, "step_limit", 20)
 
     def expert(self, task: str, seed: int) -> Expert:
-        """The solution of the row."""
+        """Follows the solution of the row."""
         path = [self.parse(text) for text in self.rows[seed]["solution"]]
         return follow(lambda: path, lambda text, call: f"{call.name} is the next step")
 
     @contextlib.asynccontextmanager
     async def open(self, places: int, watch: bool = False) -> AsyncIterator[Sequence[Env]]:
-        """An object of the class for each place, with a thread of its own."""
+        """An object of the class for each place, with its own thread."""
         threads = [ThreadPoolExecutor(1) for _ in range(places)]
         try:
             yield [Instance(self, thread) for thread in threads]
@@ -106,13 +106,13 @@ class ClassWorld(World):
 
 
 class Instance(Env):
-    """An object of the class. Its methods run in a thread, so that other places go on meanwhile."""
+    """An object of the class. Its methods run in a thread, so that other places need not wait."""
 
     def __init__(self, world: ClassWorld, thread: ThreadPoolExecutor):
         self.world, self.thread, self.object = world, thread, None
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Reset it with a row; one that broke is made anew."""
+        """Reset the object with a row; if it broke, make a new one."""
         row = self.world.rows[seed]
         try:
             if self.object is None:
@@ -128,13 +128,13 @@ class Instance(Env):
         """Call a method, and ask for the reward so far."""
         text, problem = "done", None
         try:
-            if hasattr(self.object, action.name):  # not where `finish` is ours
+            if hasattr(self.object, action.name):  # false if `finish` is ours
                 method = getattr(self.object, action.name)
                 said = await self._call(method, **json.loads(action.arguments))
                 text = text if said is None else str(said)
         except (EnvError, OSError, MemoryError) as error:
             raise self._broken(error) from error
-        except Exception as error:  # TRL tells the agent of any
+        except Exception as error:  # the agent reads it, as in TRL
             text, problem = self.seen.text, " ".join(f"{error}".split()) or type(error).__name__
         outcome = None
         ended = action.name == FINISH.name or getattr(self.object, "done", False) is True
@@ -154,7 +154,7 @@ class Instance(Env):
                 return method(**arguments)
             except (
                 StopIteration
-            ) as error:  # no future can hold one, and who waits would wait for ever
+            ) as error:  # a future cannot hold one, so the caller would wait forever
                 raise RuntimeError(f"StopIteration: {error}") from error
 
         result = await asyncio.get_running_loop().run_in_executor(self.thread, call)
@@ -172,10 +172,10 @@ def is_tool(name: str) -> bool:
 
 
 def tool_of(method: Callable, place: str) -> Tool:
-    """A method as a tool. Raises ValueError where a type or the docstring is missing."""
+    """A method as a tool. Raises ValueError if a type or the docstring is missing."""
     place = f"{place}.{method.__name__}"
     if not method.__doc__:
-        raise ValueError(f"{place} has no docstring, which would tell the agent what it does")
+        raise ValueError(f"{place} has no docstring: write one, which tells the agent what it does")
     try:
         hints = get_type_hints(method)
     except NameError as error:
@@ -232,7 +232,7 @@ def rows_of(maker: type, folder: Path, given: str) -> list[dict[str, Any]]:
 
 
 def instruction(row: dict[str, Any]) -> str:
-    """The task in a row: its prompt, a text or messages. Raises ValueError where this is not text."""
+    """The task in a row: its prompt, which is a text or messages, otherwise ValueError."""
     prompt = row.get("prompt", "")
     texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
     if not all(isinstance(text, str) for text in texts):

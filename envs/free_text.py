@@ -1,4 +1,4 @@
-"""Actions in words: any line of text. What a command means, the game decides, and says so in its next text."""
+"""Actions in words: any line of text. The game decides what a command means, and its next text says what happened."""
 
 from envs.protocol import ActionError
 
@@ -6,7 +6,7 @@ LONGEST = 200  # characters; the longest command on a golden path has 90
 
 
 def parse(text: str) -> str:
-    """The line without the spaces around it. Raises ActionError for no line, several, or a very long one.
+    """The line without spaces around it. Raises ActionError for an empty text, several lines or a very long one.
 
     >>> parse(" open door to kitchen ")
     'open door to kitchen'

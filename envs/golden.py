@@ -1,4 +1,4 @@
-"""Experts from golden paths: a game that knows a solution of each instance shows it, action by action."""
+"""Experts from golden paths: if a game knows a solution of each instance, the expert follows it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from envs.protocol import Decision, Expert, Observation
 
 
 def follow(path: Callable[[], Sequence[str]], think: Callable[[str, str], str]) -> Expert:
-    """The next action of the path. It is lost where something else was done before, and where the path ends.
+    """An expert that follows the path. It raises LookupError after any other action, and at the end of the path.
 
-    path: asked when a decision is wanted. think: (text that is seen, action) -> thought.
+    path: called for each decision. think: (text that is seen, action) -> thought.
     """
 
     def expert(seen: Observation, done: list[str]) -> Decision:
@@ -23,7 +23,7 @@ def follow(path: Callable[[], Sequence[str]], think: Callable[[str, str], str]) 
 
 
 def in_words(words: Mapping[str, str], action: str) -> str:
-    r"""What an action is for: the sentence of the first pattern that fits all of it.
+    r"""The purpose of an action: the sentence of the first pattern that matches all of it.
 
     >>> in_words({r"go to (.+)": r"What I need may be in the \1."}, "go to kitchen")
     'What I need may be in the kitchen.'

@@ -5,8 +5,8 @@
     observation, info = env.reset(seed=7)
     observation, reward, terminated, truncated, info = env.step('CLICK(ref="1")')
 
-`minidpo/WORLD-TASK-v0` is a task of any world: `minidpo/scienceworld-boil-v0`. What a world needs is imported when
-an environment is reset, and one line says what is missing.
+`minidpo/WORLD-TASK-v0` is a task of any world, such as `minidpo/scienceworld-boil-v0`. The packages of a world are
+imported when an environment is reset; one line says what is missing.
 
 All MiniWoB++ environments of a process share one Chromium, which ends with the last `close()`. Environments work in
 any thread and in a notebook. Use `AsyncVectorEnv(..., shared_memory=False)`, because Gymnasium's shared memory cannot
@@ -32,12 +32,12 @@ from envs.miniwob.browser.shared import SHARED
 from envs.miniwob.tasks import SEEDS
 from envs.protocol import SPLITS, EnvError, Observation, Outcome, World
 
-MOST = 2**16  # characters of a text; a page is cut at 6,000
+MOST = 2**16  # characters in a text; pages are cut at 6,000
 T = TypeVar("T")
 
 
 class AnyText(spaces.Text):
-    """Text of arbitrary characters, because a page's words are not limited to an alphabet."""
+    """Text of any characters, because pages are not limited to an alphabet."""
 
     def __init__(self, seed: int | None = None):
         super().__init__(MOST, min_length=0, charset=string.printable[:95], seed=seed)
@@ -47,21 +47,21 @@ class AnyText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        return False  # a character has no index
+        return False  # characters have no index here
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 class ActionText(AnyText):
-    """Any text is an action, though mostly an unusable one. A sample clicks on one of the first elements."""
+    """Any text is accepted, though most is no usable action. A sample clicks on one of the first elements."""
 
     def sample(self, mask: None = None, probability: None = None) -> str:
         return render(Action("CLICK", ref=str(self.np_random.integers(1, 10))))
 
 
 class ExampleText(AnyText):
-    """Any text is an action, though mostly an unusable one. A sample is the example of the world's prompt."""
+    """Any text is accepted, though most is no usable action. A sample is the example in the world's prompt."""
 
     def __init__(self, world: World):
         super().__init__()
@@ -72,14 +72,14 @@ class ExampleText(AnyText):
 
 
 class Place:
-    """An environment of a world, used without `await`: its event loop has a thread of its own. It ends with `close`,
-    at the latest with the process."""
+    """An environment of a world, used without `await`, because its event loop has its own thread. It ends with
+    `close`, or with the process."""
 
     def __init__(self, world: World):
-        """Raises ValueError, in one line, if the world cannot be played on this machine."""
+        """Raises ValueError in one line if the world cannot be played on this machine."""
         world.require()
         self._process, self._loop = os.getpid(), asyncio.new_event_loop()
-        # a daemon, because Python joins all other threads before it calls the `atexit` functions
+        # a daemon thread, because Python joins all others before it calls the `atexit` functions
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._opened = world.open(1)
@@ -88,13 +88,15 @@ class Place:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call of the environment."""
-        if self._process != os.getpid():  # which has no such thread
+        if self._process != os.getpid():  # a forked process has no such thread
             call.close()
-            raise EnvError("this environment is that of the process before a fork")
+            raise EnvError(
+                "this environment belongs to the parent process; make a new one after a fork"
+            )
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:
-        """Give the environment back."""
+        """Close the environment and end its thread."""
         self.run(self._opened.__aexit__(None, None, None))
         atexit.unregister(self._at_exit)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -107,7 +109,7 @@ class Place:
 
 
 class Tab:
-    """A page of the Chromium that all share."""
+    """A page of the shared Chromium."""
 
     def __init__(self):
         self.env = SHARED.open()
@@ -125,11 +127,11 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
     """One task of a world; an episode is one instance of it.
 
     Observation: `instruction`, `page` (what a person sees) and `error` (why the last action could not be carried out,
-    or empty). Action: text in the world's grammar; unusable text costs a turn and raises nothing. Reward: by how much
-    the world's own has grown, so that an episode's rewards sum up to it. `terminated`: the world has given its verdict.
+    or empty). Action: text in the world's grammar; unusable text costs a turn and raises nothing. Reward: the increase
+    of the world's own reward, so that an episode's rewards add up to it. `terminated`: the world has given its verdict.
     `truncated`: step_limit(task) turns without a verdict. `info`: task, seed (of the instance, see `reset`), turns,
-    outcome (None, "solved", "failed", "limit") and raw_reward (the world's own so far). A world that breaks raises
-    EnvError, a RuntimeError. `render()` returns the observation as an agent reads it ("ansi").
+    outcome (None, "solved", "failed", "limit") and raw_reward (the world's own, so far). If the world breaks, EnvError
+    is raised, a RuntimeError. `render()` returns the observation as an agent reads it ("ansi").
     """
 
     metadata: ClassVar = {"render_modes": ["ansi"], "render_fps": 1}
@@ -138,11 +140,11 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
     def __init__(
         self, world: str, task: str, split: str = "rollouts", render_mode: str | None = None
     ):
-        """Opens nothing yet. Raises ValueError for an unknown world, task, split or render mode."""
+        """Opens nothing yet. Raises ValueError if world, task, split or render mode is unknown."""
         self.world = envs.world(world)
         if task not in self.world.suites["all"]:
             envs.resolve(self.world, task)  # says which task was meant
-            raise ValueError(f"{task!r} is a suite, an environment has one task")
+            raise ValueError(f"{task!r} is a suite, but an environment has one task")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(
                 f"render_mode is one of {self.metadata['render_modes']}, got {render_mode!r}"
@@ -156,10 +158,11 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
         self._seed, self._turns, self._seen, self._over, self._closed = 0, 0, None, False, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start instance number `seed` of the split (modulo their number); without a seed a random one.
+        """Start instance number `seed` of the split (modulo the number of instances); a random one without a seed.
 
-        `options={"split": "test"}` takes the instance from another split. Its seed is instances(task, split)[number]
-        of the world, as in collect.py and evaluate.py. Raises ValueError if the world cannot be played here.
+        `options={"split": "test"}` takes the instance from another split. The instance's own seed is the world's
+        instances(task, split)[number], as in collect.py and evaluate.py. Raises ValueError if the world cannot be
+        played here.
         """
         if self._closed:
             raise error.ClosedEnvironmentError(
@@ -186,7 +189,7 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
         if not isinstance(action, str):
             example = ExampleText(self.world).example
             raise TypeError(f"an action is a text like {example}, got {type(action).__name__}")
-        before, self._seen = self._seen, None  # if the world breaks, the episode has ended
+        before, self._seen = self._seen, None  # if the world breaks now, the episode is over
         try:
             seen = self._place.run(self._place.env.step(self.world.parse(action)))
         except ActionError as problem:
@@ -197,7 +200,7 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
         return observation, reward, seen.outcome is not None, info["outcome"] == Outcome.LIMIT, info
 
     def render(self) -> str | bytes | None:
-        """The text that `render_mode` names; None without a render mode."""
+        """The observation as text; None without a render mode."""
         if self.render_mode is None:
             return None
         if self._seen is None:
@@ -206,7 +209,7 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
         return f"task: {self._seen.instruction}\n{trouble}page:\n{self._seen.text}"
 
     def close(self) -> None:
-        """Give the place back. A second call does nothing."""
+        """Close the environment. A second call does nothing."""
         place, self._place, self._seen, self._closed = self._place, None, None, True
         if place is not None:
             place.close()
@@ -215,7 +218,7 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
         return Place(self.world)
 
     def _reward(self, before: Observation | None, seen: Observation) -> float:
-        """Of a step; `before` is None in the first, which is paid what the instance began with, too."""
+        """The reward of a step. `before` is None in the first step, which also gets the reward at the start."""
         return seen.reward - (before.reward if before else 0.0)
 
     def _known(self, split: str) -> str:
@@ -238,18 +241,18 @@ class WorldEnv(gymnasium.Env[dict[str, str], str]):
 
 
 class MiniWoBEnv(WorldEnv):
-    """One task of MiniWoB++. Reward: 1.0 in the step that solves the task, else 0.0. It can be photographed ("png")."""
+    """One task of MiniWoB++. Reward: 1.0 in the step that solves the task, else 0.0. `render` also gives pictures."""
 
     metadata: ClassVar = {"render_modes": ["ansi", "png"], "render_fps": 1}
     splits = tuple(SEEDS)
 
     def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
-        """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""
+        """Opens nothing yet. Raises ValueError if task, split or render mode is unknown."""
         super().__init__("miniwob", task, split, render_mode)
         self.action_space = ActionText()
 
     def render(self) -> str | bytes | None:
-        """The picture or text that `render_mode` names; None without a render mode."""
+        """The picture or the text, by `render_mode`; None without a render mode."""
         if self.render_mode == "png" and self._seen is not None:
             return self._place.run(self._place.env.screenshot())
         return super().render()
@@ -262,7 +265,7 @@ class MiniWoBEnv(WorldEnv):
 
 
 def register() -> None:
-    """All tasks, by name: no world's package is imported."""
+    """Register all tasks by name; no world's package is imported."""
     for name in envs.names():
         for task in envs.world(name).suites["all"]:
             entry, given = "envs.gym:WorldEnv", {"world": name, "task": task}

@@ -2,7 +2,7 @@
 
     python -m envs.install_java
 
-As root it takes Debian's package. Elsewhere one line says what to do. `make setup-worlds` runs this.
+As root it installs Debian's package. Otherwise one line says what to do. `make setup-worlds` runs this.
 """
 
 import os
@@ -16,7 +16,7 @@ APT = [["apt-get", "update"], ["apt-get", "install", "-y", "default-jre-headless
 
 
 def find_java() -> None:
-    """Say which Java there is. Raises ValueError if there is none that is new enough."""
+    """Print which Java is found. Raises ValueError if none is new enough."""
     print(f"{java_path()} is Java {java_version(java_path())}")
 
 

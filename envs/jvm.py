@@ -1,4 +1,4 @@
-"""Games that run in Java: a small JVM, in which every place has a game of its own.
+"""Games that run in Java: one small JVM in which every environment has its own game.
 
     java = Java("scienceworld", "1.2.3", "scienceworld.jar", "scienceworld.runtime.pythonapi.PythonInterface")
     game = java.game()
@@ -38,9 +38,9 @@ Answer = TypeVar("Answer")
 
 
 class Java:
-    """A JVM that is started when a game is asked for, and again when it has died. It ends with this process.
+    """A JVM that starts with the first game, starts again if it died, and ends with this process.
 
-    Games that are not used any more wait for the next place: to load the classes again takes two seconds a game.
+    Games that are no longer used are kept for the next place, because loading the classes takes two seconds per game.
     """
 
     def __init__(self, package: str, version: str, jar: str, interface: str):
@@ -49,19 +49,19 @@ class Java:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """No JVM is known. A forked child does not use its parent's: their answers would be mixed up."""
+        """Forget the JVM. A forked child must not use its parent's, or their answers would be mixed up."""
         self.process: subprocess.Popen | None = None
         self.spare: list[Game] = []
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._asked: Game | None = None
 
     def require(self) -> None:
-        """Raises ValueError, in one line, if a package is missing or Java is missing or too old."""
+        """Raise ValueError in one line if a package is missing, or Java is missing or too old."""
         packages.require(self.package, self.version, "py4j")
         java_version(java_path())
 
     def game(self) -> "Game":
-        """A game that nobody uses. Raises ValueError if this machine cannot play, EnvError if Java does not start."""
+        """A free game. Raises ValueError if this machine cannot play, EnvError if Java does not start."""
         with self._lock:
             if self.process is None or self.process.poll() is not None:
                 self.spare.clear()
@@ -69,7 +69,7 @@ class Java:
             return self.spare.pop() if self.spare else Game(self.process, *self._load())
 
     def ask(self, question: Callable[["Game"], Answer]) -> Answer:
-        """What a game that no place plays answers, such as an instance's solution."""
+        """Ask a game that no environment uses, for example for an instance's solution."""
         with self._asking:
             try:
                 self._asked = self._asked or self.game()
@@ -99,11 +99,11 @@ class Java:
         return importlib.util.find_spec(self.package).submodule_search_locations[0]
 
     def _load(self) -> tuple[Any, Any, Any, Any]:
-        """(gateway, class loader, the game's interface, its source of random numbers), all a game's own."""
+        """(gateway, class loader, interface, source of random numbers) of a new game, shared with no other game."""
         from py4j.java_gateway import GatewayParameters, JavaGateway
         from py4j.protocol import Py4JError
 
-        # A connection of its own, too: py4j remembers methods by their class's name, for each connection.
+        # Also its own connection, because each connection of py4j remembers methods by the name of their class.
         parameters = GatewayParameters(
             port=self._port,
             auth_token=self._token,
@@ -129,7 +129,7 @@ class Java:
 
 
 class Game:
-    """A game in the JVM. Calling it calls a method of its interface; raises EnvError if that cannot be done."""
+    """A game in the JVM. Calling it calls a method of its interface. Raises EnvError if that fails."""
 
     def __init__(
         self, process: subprocess.Popen, gateway: Any, loader: Any, interface: Any, random: Any
@@ -142,24 +142,24 @@ class Game:
         return self.call(self.interface, method, *args)
 
     def seed(self, number: int = 0) -> None:
-        """Its random numbers begin anew, whatever was played before."""
+        """Restart its random numbers, whatever was played before."""
         self.call(self.call(self.random, "self"), "setSeed", number)
 
     def new(self, name: str, part: Any) -> Any:
-        """An object of one of its classes, made from one part."""
+        """A new object of one of its classes, constructed from one part."""
         parts = self.gateway.new_array(self.gateway.jvm.java.lang.Object, 1)
         parts[0] = part
         made = self.call(self.loader, "loadClass", name).getConstructors()[0]
         return self.call(made, "newInstance", parts)
 
     def call(self, thing: Any, method: str, *args: Any) -> Any:
-        """What a method of one of its objects returns. Raises EnvError."""
+        """The result of a method of one of its objects. Raises EnvError if the call fails."""
         from py4j.protocol import Py4JError, Py4JNetworkError
 
         try:
             return getattr(thing, method)(*args)
         except Py4JNetworkError:
-            self.process.kill()  # it is dead, or it calculates without an end
+            self.process.kill()  # it is dead or never ends its calculation
             self.process.wait()
             raise EnvError(f"Java ended, or took {ANSWER_S} s for {method}") from None
         except Py4JError as error:
@@ -167,10 +167,10 @@ class Game:
 
 
 class Place(Env):
-    """A place whose game is in the JVM. A world derives from it and writes `begin` and `act`, which may block.
+    """An environment whose game is in the JVM. A world derives from it and defines `begin` and `act`, which may block.
 
-    The reward is the highest score so far. If the JVM dies, another is started and the episode is played again up
-    to where it was; if it does not look the same there, that is an EnvError.
+    The reward is the highest score so far. If the JVM dies, another is started and the episode is replayed up to the
+    same point. If it does not look the same there, EnvError is raised.
     """
 
     def __init__(self, java: Java):
@@ -191,12 +191,12 @@ class Place(Env):
         return await asyncio.to_thread(self._next)
 
     async def step(self, action: str) -> Observation:
-        """Carry out one action. What the game does not understand is a step, too, and its text says so."""
+        """Carry out one action. An action that the game does not understand is a step, too, and its text says so."""
         self.actions.append(action)
         return await asyncio.to_thread(self._next)
 
     def close(self) -> None:
-        """Leave the game to others, unless a call that nobody waits for is still in it."""
+        """Free the game for others, unless an abandoned call still runs in it."""
         self.open = False
         if self.game is not None and self.game.process is self.java.process and not self.busy:
             self.java.spare.append(self.game)
@@ -214,17 +214,17 @@ class Place(Env):
             self.busy = False
 
     def _look(self) -> Observation:
-        """What is to be seen after the last action."""
+        """The observation after the last action."""
         if self.game is None:
             self.game = self.java.game()
             before, self.seen = self.seen, []
             for seen in before:
                 if self._turn() != seen:
-                    raise EnvError(f"{self.instance}: played again, it does not look the same")
+                    raise EnvError(f"{self.instance}: the replay does not look the same")
         return self._turn()
 
     def _turn(self) -> Observation:
-        """Begin the episode, or carry out its first action that has not been."""
+        """Begin the episode, or carry out the first action that was not carried out yet."""
         if not self.seen:
             self.instruction, text, score = self.begin(*self.instance)
             outcome = None
@@ -237,7 +237,7 @@ class Place(Env):
 
 @contextlib.asynccontextmanager
 async def opened(places: Sequence[Place]) -> AsyncIterator[Sequence[Env]]:
-    """The places while they are in use."""
+    """Yield the places and close them at the end."""
     try:
         yield places
     finally:
@@ -246,7 +246,7 @@ async def opened(places: Sequence[Place]) -> AsyncIterator[Sequence[Env]]:
 
 
 class JavaWorld(World):
-    """What the worlds in Java share. A world derives from it and names its JVM and its kind of place."""
+    """The base of worlds in Java. A world derives from it and names its JVM and its type of place."""
 
     java: Java
     place: type[Place]
@@ -254,7 +254,7 @@ class JavaWorld(World):
     parse, render = staticmethod(free_text.parse), staticmethod(free_text.render)
 
     def require(self, watch: bool = False) -> None:
-        """Raises ValueError, in one line, if a package is missing or Java is missing or too old."""
+        """Raise ValueError in one line if a package is missing, or Java is missing or too old."""
         self.java.require()
 
     def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
@@ -263,7 +263,7 @@ class JavaWorld(World):
 
 
 def java_path() -> str:
-    """The program `java`. Raises ValueError if there is none."""
+    """The path of `java`. Raises ValueError if there is none."""
     home = os.environ.get("JAVA_HOME")
     path = shutil.which("java", path=f"{home}/bin" if home else None)
     if path is None:
@@ -276,7 +276,7 @@ def java_path() -> str:
 
 
 def java_version(path: str) -> int:
-    """Its version: 8, 17. Raises ValueError if it is too old or does not run."""
+    """Java's version, such as 8 or 17. Raises ValueError if it is too old or does not run."""
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=ANSWER_S)
         said = done.stderr + done.stdout
@@ -293,7 +293,7 @@ def java_version(path: str) -> int:
 
 
 def one_try(parameters: Any, properties: Any) -> Any:
-    """py4j's client, but for its second try: an action that was sent twice would be carried out twice."""
+    """py4j's client without its second try, because an action that is sent twice would be carried out twice."""
     from py4j.java_gateway import GatewayClient
 
     class OneTry(GatewayClient):
@@ -309,7 +309,7 @@ def one_try(parameters: Any, properties: Any) -> Any:
 
 
 def cause(error: Exception) -> str:
-    """What happened in Java, in a line."""
+    """What went wrong in Java, in one line."""
     from py4j.protocol import Py4JError
 
     try:

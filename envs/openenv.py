@@ -1,4 +1,4 @@
-"""Another program's environment as a world, by OpenEnv's wire protocol: `--world ws://HOST:PORT`.
+"""Another program's environment as a world, through OpenEnv's wire protocol: `--world ws://HOST:PORT`.
 
 A session is a WebSocket at /ws, where each message gets an answer:
 
@@ -6,10 +6,10 @@ A session is a WebSocket at /ws, where each message gets an answer:
     {"type": "step", "data": {"action": "CLICK(ref=\"1\")"}}          with "reward" of the step and "done" beside it
                                                                     {"type": "error", "data": {"message", "code"}}
 
-GET /schema tells the fields of an action, and /metadata what the environment is. An action of one text field is that
-text; of others it is a call, `act(x=1)`; of an MCP environment a call of one of its tools. An episode is solved if its
-rewards sum up to 1. `serve` serves our worlds, which also tell their tasks, seeds, limits and prompt in /schema:
-they are the same worlds on both sides.
+GET /schema describes the fields of an action, /metadata the environment. If an action has a single text field, the agent
+writes that text; otherwise it writes a call, `act(x=1)`, or in an MCP environment a call of one of its tools. An episode
+is solved if its rewards add up to 1. `serve` serves our worlds. They also send their tasks, seeds, limits and prompt in
+/schema, so they are the same worlds on both sides.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from envs.calls import Call, Tool, Tools, render
 from envs.protocol import SPLITS, Action, ActionError, Env, EnvError, Observation, Outcome, World
 from envs.serve import OURS
 
-SECONDS = 60.0  # until a server has to answer
-# where the server does not tell
+SECONDS = 60.0  # the time that a server has for an answer
+# for servers that do not say
 SEEDS = {split: {"range": [100_000 * n, 100_000 * (n + 1)]} for n, split in enumerate(SPLITS)}
 SERVED = {"tasks": {"served": {"step_limit": 20, "seeds": SEEDS}}}
 WRONG = (WebSocketException, OSError, LookupError, TypeError, AttributeError, ValueError)
 
 
 class ServedWorld(World):
-    """What a server offers. Raises ValueError, in one line, if none is there."""
+    """The world of a server. Raises ValueError in one line if no server answers."""
 
     experts = ()
 
@@ -72,16 +72,16 @@ class ServedWorld(World):
     def _tools(self) -> list[Tool]:
         asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         tools = self._http("mcp", json.dumps(asked).encode())["result"]["tools"]
-        # the key is mcp's, and another since its version 2
+        # the package mcp renamed this key in its version 2
         schemas = [tool.get("inputSchema") or tool["input_schema"] for tool in tools]
         return [tool_of(t["name"], t["description"], schema) for t, schema in zip(tools, schemas)]
 
     def instances(self, task: str, split: str) -> Sequence[int]:
-        """As the server says, or a hundred thousand a split."""
+        """The seeds that the server names, or a hundred thousand for each split."""
         return self.by_task[task][split]
 
     def step_limit(self, task: str) -> int:
-        """As the server says, or 20."""
+        """The limit that the server names, or 20."""
         return self.limits[task]
 
     @contextlib.asynccontextmanager
@@ -95,25 +95,25 @@ class ServedWorld(World):
 
 
 class Session(Env):
-    """A session of a server. One that failed is begun anew with the next reset."""
+    """A session with a server. After a failure the next reset begins a new one."""
 
     def __init__(self, world: ServedWorld):
         self.world, self.socket = world, None
 
     async def is_had(self) -> bool:
-        """Whether the server has a place for it. Some servers have one place alone."""
+        """Whether the server has room for this session. Some servers allow only one."""
         with contextlib.suppress(EnvError):
-            # many know no state before a reset, which is an error, but not this one
+            # before a reset many servers have no state, but that is another error
             return (await self._ask({"type": "state"})).get("code") != "CAPACITY_REACHED"
         return False
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Begin the instance. A server that knows no tasks ignores the name."""
+        """Begin the instance. A server without tasks ignores the name."""
         self.seen = Observation(self.world.about, "")
         return await self._look({"type": "reset", "data": {"task": task, "seed": seed}})
 
     async def step(self, action: Action) -> Observation:
-        """Take one action. The agent reads what the server finds wrong with its form."""
+        """Take one action. If the server refuses its form, the agent reads why."""
         if not isinstance(action, Call):
             data = {self.world.field: action}
         elif self.world.is_mcp:
@@ -130,7 +130,7 @@ class Session(Env):
             await socket.close()
 
     async def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer's data. Raises EnvError for an error that is not the agent's."""
+        """The data of the answer. Raises EnvError for an error that the agent did not cause."""
         try:
             with failing(self.world.url, EnvError):
                 async with asyncio.timeout(SECONDS):
@@ -147,7 +147,7 @@ class Session(Env):
             raise
 
     async def _look(self, message: Mapping[str, Any]) -> Observation:
-        """Send a message, and what the agent sees of the answer."""
+        """Send a message. Returns what the agent sees of the answer."""
         data = await self._ask(message)
         with failing(self.world.url, EnvError):
             self.seen = self._seen(data)
@@ -178,7 +178,7 @@ class Session(Env):
 
 @contextlib.contextmanager
 def failing(url: str, wanted: type[Exception]) -> Iterator[None]:
-    """Whatever a server does wrong is one line, as an exception of this kind."""
+    """Turn whatever a server does wrong into an exception of this type with one line."""
     try:
         yield
     except ActionError:
@@ -196,13 +196,13 @@ def line(text: str) -> str:
 
 
 def tool_of(name: str, about: str, schema: Mapping[str, Any]) -> Tool:
-    """An object's JSON Schema as a tool. OpenEnv's `metadata` of an action is left out."""
+    """The JSON Schema of an object as a tool, without OpenEnv's field `metadata`."""
     fields = {key: one for key, one in schema["properties"].items() if key != "metadata"}
     return Tool(name, about, fields, frozenset(schema.get("required", ())) & fields.keys())
 
 
 def seeds_in(told: Mapping[str, list[int]]) -> Sequence[int]:
-    """The seeds that a server tells, by the ends of a range or one by one."""
+    """The seeds that a server sends, as a range or as a list."""
     return range(*told["range"]) if "range" in told else told["list"]
 
 

@@ -1,4 +1,4 @@
-"""What a world needs and others do not: its package, and programs that are installed."""
+"""What a single world needs: its Python package, and programs to install."""
 
 import importlib.metadata
 import importlib.util
@@ -11,9 +11,9 @@ from envs.protocol import EnvError
 
 
 def require(package: str, version: str, *others: str) -> None:
-    """Raises ValueError, in one line, unless exactly this version is installed, and the others that come with it.
+    """Raise ValueError in one line unless exactly this version is installed, with the modules that it needs.
 
-    Another version may make other episodes of the same seeds.
+    Another version may make other episodes from the same seeds.
     """
     name = package.replace("_", "-")
     for module in (package, *others):
@@ -25,14 +25,14 @@ def require(package: str, version: str, *others: str) -> None:
     found = importlib.metadata.version(package)
     if found != version:
         raise ValueError(
-            f"this world is {name} {version}, and {found} is installed, whose episodes may be "
-            f"others: pip install {name}=={version}"
+            f"this world needs {name} {version}, but {found} is installed, whose episodes may differ: "
+            f"pip install {name}=={version}"
         )
 
 
 def install(ways: Sequence[Sequence[list[str]]], find: Callable[[], object]) -> int:
-    """Run the commands of each way until `find` raises nothing. Returns the exit code: 0, or 2 after what it said
-    last."""
+    """Run the commands of one way after another until `find` succeeds. Returns the exit code: 0, or 2 after
+    printing its last error."""
     for way in ways:
         for command in way:
             print("+", *command, flush=True)

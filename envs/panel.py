@@ -1,8 +1,9 @@
-"""The instances on which agents are measured, and a SHA-256 by which a result says which they were.
+"""The instances on which agents are measured, and a SHA-256 that identifies them in a result.
 
     python -m envs.panel scienceworld > panel.json
 
-prints what `train.py` plays by default: 20 validation and 100 test instances of each task, or all where there are fewer.
+prints the instances that `train.py` plays by default: 20 for validation and 100 for test of each task, or all if there
+are fewer.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from envs.protocol import World
 
 
 def sha256(instances: Iterable[tuple[str, int]]) -> str:
-    """Of the JSON text [["TASK",SEED],...] of all (task, seed), each once, in order.
+    """SHA-256 of the JSON text [["TASK",SEED],...] of all (task, seed), each once, sorted.
 
     >>> sha256([("boil", 22), ("boil", 21)]) == sha256([("boil", 21), ("boil", 22)])
     True
@@ -26,7 +27,7 @@ def sha256(instances: Iterable[tuple[str, int]]) -> str:
 
 
 def panel(world: World, tasks: Iterable[str], counts: dict[str, int]) -> dict:
-    """Of each split that has a count: its hash, and the first seeds of each task."""
+    """For each split in `counts`: its hash, and the first seeds of each task."""
     found = {}
     for split, count in counts.items():
         seeds = {task: [*world.instances(task, split)[:count]] for task in tasks}

@@ -1,10 +1,10 @@
-"""What a world promises, and the environments in it.
+"""What a world and its environments promise.
 
 An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. The same task, seed and actions
-give the same episode. An action that cannot be carried out as given does nothing, or what it can, and `error`
-says so. A broken environment raises `EnvError`, so it can never be mistaken for a reward of 0.
+give the same episode. If an action cannot be carried out as given, it is carried out as far as possible or not at
+all, and `error` says why. A broken environment raises `EnvError`, so it is never mistaken for a reward of 0.
 
-`tests/envs/test_worlds.py` checks these promises for every world, and `envs/toy` is a small one to read.
+`tests/envs/test_worlds.py` checks these promises for every world; `envs/toy` is a small world to read.
 """
 
 import enum
@@ -18,11 +18,11 @@ Action = Hashable
 
 
 class ActionError(ValueError):
-    """The text is not an action; the message says what is wrong, in one line that the agent reads."""
+    """The text is not an action. The message says why, in one line that the agent reads."""
 
 
 class EnvError(RuntimeError):
-    """The environment itself failed (browser died, deadline passed): neither data nor a reward."""
+    """The environment itself failed (browser died, deadline passed). The episode is no data and has no reward."""
 
 
 class Outcome(enum.StrEnum):
@@ -35,28 +35,28 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a person sees, in words, and how the episode stands."""
+    """What a person sees, in words, and the state of the episode."""
 
     instruction: str
-    "The task in a sentence, one line or more."
+    "The task in words, in one or more lines."
     text: str
-    'What a person sees and can use, one element a line: `button "Submit" [3]`.'
+    'What a person sees and can use, one element per line: `button "Submit" [3]`.'
     outcome: Outcome | None = None
     "None while the episode runs."
     reward: float = 0.0
-    "The world's raw reward so far, which an episode has when a limit ends it; 0.0 where only the end is paid."
+    "The world's raw reward so far; an episode keeps it when a limit ends it. 0.0 where only the end is rewarded."
     error: str | None = None
-    "Why the last action could not be carried out as given, or what the world kept the page from; else None."
+    "Why the last action could not be carried out as given, or what the page was prevented from doing; else None."
 
 
 class Env(Protocol):
-    """One place in which one episode runs at a time."""
+    """A place in which one episode runs at a time."""
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Start the instance (task, seed). Raises EnvError if the world cannot be had."""
+        """Start the instance (task, seed). Raises EnvError if that is impossible."""
 
     async def step(self, action: Action) -> Observation:
-        """Carry out one action and look again. Raises EnvError if the episode cannot go on."""
+        """Carry out one action and look again. Raises EnvError if the episode cannot continue."""
 
 
 class Camera(Env, Protocol):
@@ -66,18 +66,18 @@ class Camera(Env, Protocol):
         """A PNG of what a person sees now."""
 
     async def marks(self, action: Action) -> list[list[int]]:
-        """Left, top, width and height, on the picture, of what the action is about to use."""
+        """Left, top, width and height in the picture of each element that the action is about to use."""
 
 
 class Decision(NamedTuple):
-    """An expert's answer; any record with these two fields will do."""
+    """An expert's answer. Any record with these two fields can be used."""
 
     thought: str
     action: Action
 
 
 Expert = Callable[[Observation, list[Action]], Decision]
-"(observation, actions done so far in this episode) -> decision. Raises ValueError or LookupError where it is lost."
+"(observation, actions so far in this episode) -> decision. Raises ValueError or LookupError if it knows no action."
 
 MISTAKES = {
     "ended too early": "it ended the task where something was still to be done",
@@ -88,55 +88,55 @@ MISTAKES = {
 
 
 SPLITS = ("demos", "rollouts", "validation", "test")
-"Of a task's instances; a world may have more."
+"The splits of a task's instances; a world may have more."
 
 
 class World(Protocol):
-    """Tasks, their seeds and rewards, and how an agent speaks about them.
+    """Tasks with their seeds and rewards, and the language of their observations and actions.
 
-    A world derives from this class. It needs the fields and `step_limit`, `parse`, `render` and `open`.
+    A world derives from this class and defines the fields and `step_limit`, `parse`, `render` and `open`.
     """
 
     name: str
     suites: Mapping[str, tuple[str, ...]]
     "Lists of tasks by name; `all` names every task."
     seeds: Mapping[str, Sequence[int]]
-    "The seeds of demos, rollouts, validation and test, which are disjoint; see `instances`."
+    "The seeds of demos, rollouts, validation and test, all different; see `instances`."
     system_prompt: str
-    "What the agent is told first. It holds an example of an answer: a line `action: ...`."
+    "The first message to the agent. It contains an example of an answer: a line `action: ...`."
     experts: Mapping[str, Expert] | Collection[str]
-    "Scripted demonstrators by task, for the tasks that have one; or these tasks alone, and `expert` gives them."
+    "Scripted demonstrators of the tasks that have one; or only the names of these tasks, if `expert` is overridden."
     shows_state: bool = True
-    "Whether `text` tells where things stand. Then whoever does the same on the same text three times has ended."
+    "Whether `text` shows the whole state. If so, an agent that does the same on the same text three times is stopped."
 
     def instances(self, task: str, split: str) -> Sequence[int]:
-        """The seeds of a task in a split; a world whose tasks differ in them overrides it. Raises KeyError for a
-        split that there is not."""
+        """The seeds of a task in a split; overridden by a world whose tasks have different seeds. Raises KeyError for
+        an unknown split."""
         return self.seeds[split]
 
     def expert(self, task: str, seed: int) -> Expert:
-        """The demonstrator of an instance; a world that knows a solution of each overrides it."""
+        """The demonstrator of an instance; overridden by a world that knows a solution of each instance."""
         return self.experts[task]
 
     def step_limit(self, task: str) -> int:
-        """The actions an episode of the task may take."""
+        """The most actions in an episode of the task."""
 
     def parse(self, text: str) -> Action:
-        """The action that a text means. Raises ActionError and nothing else."""
+        """The action in a text. Raises ActionError and nothing else."""
 
     def render(self, action: Action) -> str:
         """The action as one line of text: parse(render(action)) == action."""
 
     def open(self, places: int, watch: bool = False) -> AbstractAsyncContextManager[Sequence[Env]]:
-        """So many environments. `watch`: people can see what happens."""
+        """`places` environments. watch: in a window in which people can see what happens."""
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
-        """A key of MISTAKES: how what was done differs from the expert's action. `ended`: it failed with it."""
+        """A key of MISTAKES: how an action differs from the expert's. ended: the episode failed with this action."""
         return "wrong action"
 
     def pictures(self, places: int) -> AbstractAsyncContextManager[Sequence[Camera]] | None:
-        """Environments that can be photographed; None if this world shows nothing."""
+        """Environments that can be photographed; None if this world has no pictures."""
         return None
 
     def require(self, watch: bool = False) -> None:
-        """Raises ValueError, in one line, if the world cannot be played on this machine."""
+        """Raise ValueError in one line if the world cannot be played on this machine."""

@@ -2,8 +2,8 @@
 
     python -m envs.serve --world miniwob --port 8000
 
-Each client gets a place of the world. `seed` and `task` are keys of a reset's data; without them it is the first
-instance. The text of an action is its field `action`. Needs websockets: pip install websockets
+Each client gets its own environment. `seed` and `task` are keys in the data of a reset; without them the first instance
+is played. The field `action` holds the text of an action. Needs a package: pip install websockets
 """
 
 import argparse
@@ -18,11 +18,11 @@ from typing import Any
 import envs
 from envs.protocol import SPLITS, ActionError, Env, EnvError, Observation, World
 
-OURS = "x-minidpo"  # what other clients need not know
+OURS = "x-minidpo"  # the key of what other clients can ignore
 
 
 def pages(world: World) -> dict[str, dict[str, Any]]:
-    """What is asked by HTTP."""
+    """The answers to HTTP requests, by path."""
     tasks = {
         task: {
             "step_limit": world.step_limit(task),

@@ -1,4 +1,4 @@
-"""Worlds as TRL's environment classes: its GRPOTrainer plays their instances by calling tools.
+"""Worlds as environment classes for TRL, whose GRPOTrainer plays instances by calling tools.
 
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -7,8 +7,8 @@
     trainer = GRPOTrainer(..., train_dataset=Dataset.from_list(rows("miniwob", "click-button", 100)),
                           environment_factory=environment("miniwob"))
 
-On a page each command is a tool, `click(ref="3")`; elsewhere `act` takes what the world's grammar knows. `get_reward`
-gives the world's own reward, or None, which TRL does not count, if the world broke.
+In a world of pages each command is a tool, `click(ref="3")`; in others there is one tool, `act`, for any action of the
+world's grammar. `get_reward` gives the world's own reward, or None, which TRL does not count, if the world broke.
 """
 
 import inspect
@@ -48,7 +48,7 @@ TRIES = 3  # of a reset
 
 
 class Environment:
-    """An instance of a world, played by calls of its methods. It opens a place with the first `reset`."""
+    """An instance of a world, played by calling methods. The first `reset` opens an environment."""
 
     world: World
 
@@ -56,7 +56,7 @@ class Environment:
         self._place: Place | Tab | None = None
 
     def reset(self, task: str, seed: int, **row: Any) -> str:
-        """Begin the instance. Raises EnvError if the world cannot be had."""
+        """Begin the instance. Raises EnvError if that is impossible."""
         if self._place is None:
             self._place = Tab() if self.world.name == "miniwob" else Place(self.world)
         self._task, self._steps, self._broke = task, 0, False
@@ -74,7 +74,7 @@ class Environment:
         return None if self._broke else self._seen.reward
 
     def _step(self, action: AnyAction) -> str:
-        """What the action leads to. An exception is what TRL tells the agent."""
+        """The page after the action. TRL passes the text of an exception to the agent."""
         if self._seen.outcome or self._steps >= self.world.step_limit(self._task):
             raise ValueError("the episode has ended")
         self._steps += 1
@@ -91,8 +91,8 @@ class Environment:
 
 
 def environment(name: str) -> type[Environment]:
-    """The class to give to TRL as `environment_factory`. Raises ValueError for an unknown world, or one that this
-    machine cannot play."""
+    """The class for TRL's `environment_factory`. Raises ValueError if the world is unknown or cannot be played on this
+    machine."""
     world = envs.world(name)
     world.require()
     if world.parse is actions.parse:
@@ -103,7 +103,7 @@ def environment(name: str) -> type[Environment]:
 
 
 def rows(name: str, tasks: str, count: int, split: str = "rollouts") -> list[dict[str, Any]]:
-    """The first `count` instances of each task, as rows of a data set. The page comes behind each prompt."""
+    """The first `count` instances of each task, as rows of a data set. TRL adds the page after each prompt."""
     world = envs.world(name)
     system = PAGES if world.parse is actions.parse else world.system_prompt
     prompt = [{"role": "system", "content": system}, {"role": "user", "content": ""}]
@@ -124,7 +124,7 @@ def _act(self: Environment, action: str) -> str:
 
 
 def _method(command: str):
-    """A command of a page as a method with types and docstring; a drag only onto an element."""
+    """A command of the page's grammar as a method with types and docstring. A drag always ends on an element."""
     form = actions.FORMS[command][0]
 
     def method(self: Environment, **arguments: Any) -> str:

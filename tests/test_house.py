@@ -130,7 +130,9 @@ def test_ruff_has_nothing_to_say(words):
 
 # README and docs
 
-PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {
+    path: path.read_text() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
+}
 # docs/log.md keeps the commands of its day
 COMMANDS = (text for path, text in PAGES.items() if path.name != "log.md")
 
@@ -206,12 +208,12 @@ def test_every_function_and_every_law_that_the_docs_name_exists():
             assert re.search(rf"^\s*(async def|def|class) {name}\b", source, re.M)
 
 
-TOUR = (ROOT / "docs" / "tour.md").read_text()
+WITH_CODE = PAGES[ROOT / "README.md"] + PAGES[ROOT / "docs" / "tour.md"]
 
 
 @pytest.mark.parametrize(
-    "path, name, code", re.findall(r"^```python\n# (\S+): (\S+)\n(.*?)^```", TOUR, re.M | re.S)
+    "path, name, code", re.findall(r"^```python\n# (\S+): (\S+)\n(.*?)^```", WITH_CODE, re.M | re.S)
 )
-def test_code_in_the_tour_is_the_sources(path, name, code):
+def test_code_in_readme_and_tour_is_the_sources(path, name, code):
     strip = functools.partial(re.sub, r"^ +", "", flags=re.M)
     assert strip(code) in strip((ROOT / path).read_text()), f"{path}: {name} has no such lines"

@@ -1,8 +1,8 @@
 """MiniWoB++ in a real Chromium: the world `miniwob`.
 
-Read in this order: `tasks` (tasks, seeds, step limits, thresholds), `browser` (a page as text and input into
-it), `experts` (scripted demonstrators), `mistakes` (how an action
-differs from the expert's). `install` gets a Chromium, and `table` writes docs/tasks.md.
+Read in this order: `tasks` (tasks, seeds, step limits, thresholds), `browser` (a page as text, and input into it),
+`experts` (scripted demonstrators), `mistakes` (how an action differs from the expert's). `install` installs a Chromium,
+and `table` fills docs/tasks.md.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from envs.protocol import Camera, Env, EnvError, Observation, World
 
 
 class MiniWoBWorld(World):
-    """The 125 tasks of MiniWoB++. The browser's modules are imported where they are used: they need Playwright."""
+    """The 125 tasks of MiniWoB++. The browser's modules need Playwright, so they are imported where they are used."""
 
     name = "miniwob"
     suites = SUITES
@@ -29,7 +29,7 @@ class MiniWoBWorld(World):
 
     @contextlib.asynccontextmanager
     async def open(self, places: int, watch: bool = False) -> AsyncIterator[Sequence[Env]]:
-        """Pages in another process, so that pages and model work at the same time."""
+        """Pages in another process, so that pages and model can work at the same time."""
         from envs.miniwob.browser.remote import RemoteBrowser
 
         async with RemoteBrowser(places, headless=not watch) as browser:
@@ -44,11 +44,11 @@ class MiniWoBWorld(World):
             yield browser.envs
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
-        """By the elements that both actions use."""
+        """Compares the elements that the two actions use."""
         return mistake(seen.text, done, wanted, ended)
 
     def require(self, watch: bool = False) -> None:
-        """There must be a Chromium and, to watch, a display."""
+        """Needs a Chromium and, to watch, a display."""
         from envs.miniwob.browser.chromium import find_chromium
         from envs.miniwob.browser.remote import check_display
 

@@ -2,9 +2,9 @@
 
     python -m envs.miniwob.install
 
-Does nothing if `find_chromium` finds one. Otherwise it tries Playwright's own build with the libraries that
-the build needs; then, as root, Debian's package, or without root the build alone. `make` runs this before
-anything opens a page.
+Does nothing if `find_chromium` finds one. Otherwise it tries Playwright's build together with the libraries that it
+needs; if that fails, Debian's package (as root) or the build alone (without root). `make` runs this before anything
+opens a page.
 """
 
 import os
@@ -15,7 +15,7 @@ from envs import packages
 from envs.miniwob.browser.chromium import find_chromium
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
-# the libraries need root or sudo
+# without the libraries, which need root or sudo
 ALONE = [[sys.executable, "-m", "playwright", "install", "chromium"]]
 # libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
 APT = [
@@ -26,7 +26,7 @@ APT = [
 
 
 def ways() -> list[list[list[str]]]:
-    """The ways to a Chromium on this machine, the cheapest first; each is a list of commands to run."""
+    """The ways to get a Chromium on this machine, the cheapest first. Each is a list of commands."""
     if os.environ.get("MINIDPO_CHROMIUM"):  # the user named one: there is nothing to install
         return [[]]
     apt = os.geteuid() == 0 and shutil.which("apt-get")

@@ -5,7 +5,7 @@ from envs.miniwob.experts.elements import element
 
 
 def mistake(page: str, done: Action, wanted: Action, ended: bool) -> str:
-    """A key of `envs.protocol.MISTAKES`. `ended`: the episode failed with this action.
+    """A key of `envs.protocol.MISTAKES`. ended: the episode failed with this action.
 
     >>> page = 'checkbox "tea" [1]\\nbutton "Submit" [2]'
     >>> mistake(page, Action("CLICK", ref="2"), Action("CLICK", ref="1"), ended=True)

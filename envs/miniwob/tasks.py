@@ -1,6 +1,6 @@
-"""Tables of the tasks: names, seeds of each split, step limits, and the reward from which a task is solved.
+"""Tables of the tasks: names, seeds of each split, step limits, and the reward at which a task counts as solved.
 
-A task is the name of a page of the `miniwob` package, an instance is (task, seed).
+A task is the name of a page of the `miniwob` package; an instance is (task, seed).
 """
 
 from importlib.metadata import distribution
@@ -10,7 +10,7 @@ from envs.miniwob.experts.by_task import EXPERTS
 
 HTML = Path(distribution("miniwob").locate_file("miniwob")) / "html"
 
-# Pages that the package does not register as tasks: unfinished, or decided by the wall clock.
+# Pages that the package does not register as tasks, because they are unfinished or depend on the wall clock.
 _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"}
 _REGISTERED = tuple(
     sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED)
@@ -22,7 +22,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "click-button", "click-link", "click-option", "click-checkboxes", "choose-list", "enter-text",
         "enter-password", "login-user", "focus-text-2", "form-sequence-2", "click-tab-2", "click-dialog-2",
     ),
-    # Those that WebN-T5, WebGUM, AutoWebGLM and HTML-T5 report on (BrowserGym's and CompWoB's lists agree).
+    # The tasks that WebN-T5, WebGUM, AutoWebGLM and HTML-T5 report on (BrowserGym's and CompWoB's lists agree).
     "webgum-56": (
         "book-flight", "choose-date", "choose-date-easy", "choose-date-medium", "choose-list",
         "click-button", "click-button-sequence", "click-checkboxes", "click-checkboxes-large",
@@ -40,7 +40,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "all": _REGISTERED,
 }  # fmt: skip
 
-# Splits are disjoint: each has its own million of seeds.
+# Each split has its own million seeds.
 SEEDS: dict[str, range] = {
     name: range(index * 1_000_000, (index + 1) * 1_000_000)
     for index, name in enumerate(("base", "demos", "rollouts", "validation", "test"))
@@ -52,9 +52,9 @@ BY_THE_CLOCK = {
     "drag-cube": "the cube turns every 20 ms while a mouse button is down, and after",
 }
 
-# Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place leaves something
-# of the last one. The first two lines leaked when measured (old text in a field, old results, old classes);
-# the rest keep pagination, scroll position, datepicker state, animations or timers.
+# Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place would leave traces of the
+# last one. The pages in the first two lines did so when tried (old text in a field, old results, old classes); the
+# others keep pagination, scroll position, datepicker state, animations or timers.
 RELOAD = frozenset({
     "scroll-text", "scroll-text-2", "focus-text-2", "use-colorwheel", "use-colorwheel-2",
     "use-autocomplete-nodelay", "search-engine", "book-flight", "book-flight-nodelay",
@@ -63,13 +63,13 @@ RELOAD = frozenset({
     "terminal", "stock-market", "drag-cube", "click-pie", "click-pie-nodelay",
 })  # fmt: skip
 
-# Raw reward from which an instance is solved, for pages that pay by closeness: 1.0 is out of reach there.
+# The raw reward at which an instance counts as solved, for pages that reward closeness and never quite give 1.0.
 _THRESHOLDS = {
     "circle-center": 0.9, "find-midpoint": 0.9,  # within 3 pixels
     "bisect-angle": 0.9, "right-angle": 0.9,  # within 5 % of the angle, within 9 degrees
-    "draw-circle": 0.8, "draw-line": 0.8,  # by hand nothing is quite round or straight
+    "draw-circle": 0.8, "draw-line": 0.8,  # nothing drawn by hand is quite round or straight
     "use-colorwheel": 0.95, "use-colorwheel-2": 0.95,  # 5 % of the colour range
-    "drag-shapes-2": 0.999,  # a sum of fractions that rounding keeps from 1
+    "drag-shapes-2": 0.999,  # a sum of fractions that rounding keeps below 1
 }  # fmt: skip
 
 # About twice what the scripted expert needs.
@@ -87,12 +87,12 @@ _STEP_LIMITS = {
 
 
 def STEP_LIMIT(task: str) -> int:
-    """Actions an episode of the task may take."""
+    """The most actions in an episode of the task."""
     return _STEP_LIMITS.get(task, 15)
 
 
 def THRESHOLD(task: str) -> float:
-    """The raw reward from which the task is solved: the page's maximum, or less if it pays by closeness."""
+    """The raw reward at which the task is solved: the page's maximum, or less if the page rewards closeness."""
     return _THRESHOLDS.get(task, 1.0)
 
 

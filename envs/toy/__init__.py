@@ -1,11 +1,11 @@
-"""A shelf of boxes: a whole world in text alone, to read and to test with. It needs no browser.
+"""A shelf of boxes: a complete world of text, for reading and for tests. It needs no browser.
 
     task: Open the "red" box, then the "green" box.
     page:
     button "green" [1]
     button "red" [2]
 
-`docs/add-your-own.md` goes through it.
+`docs/add-your-own.md` explains it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ COLOURS = ("red", "green", "blue", "black", "white", "pink", "yellow", "brown")
 SENTENCES = {
     "open-one": 'Open the "{}" box.',
     "open-two": 'Open the "{}" box, then the "{}" box.',
-    "open-three": 'Open the boxes "{}", "{}", "{}" in any order.',  # pays for a part of them
+    "open-three": 'Open the boxes "{}", "{}", "{}" in any order.',  # rewards a part of them, too
 }
 SUITES = {"all": tuple(SENTENCES)}
 SEEDS = {
@@ -34,7 +34,7 @@ class Shelf(Env):
     """Five boxes. The episode ends with a wrong box or, in open-three, after three boxes."""
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Place the boxes. All chance comes from (task, seed), so the same instance looks the same."""
+        """Place the boxes. All randomness comes from (task, seed), so an instance always looks the same."""
         rng = random.Random(f"{task} {seed}")
         self.task, self.opened = task, []
         self.boxes = rng.sample(COLOURS, 5)
@@ -42,7 +42,7 @@ class Shelf(Env):
         return self._look()
 
     async def step(self, action: Action) -> Observation:
-        """Open a box. What is not possible costs a turn, and the observation says why."""
+        """Open a box. An impossible action costs a turn, and the observation says why."""
         number = action["ref"] if action.command == "CLICK" else ""
         if number not in ("1", "2", "3", "4", "5"):
             return self._look('boxes are opened with CLICK(ref="1") to CLICK(ref="5")')
@@ -69,7 +69,7 @@ class Shelf(Env):
 
 
 def expert(seen: Observation, done: list[Action]) -> Decision:
-    """Open the first box that the instruction names and the page shows closed."""
+    """Open the first box that the instruction names and that is still closed."""
     for box in re.findall(r'"(\w+)"', seen.instruction):
         if line := re.search(rf'^button "{box}" \[(\d)\]$', seen.text, re.MULTILINE):
             return Decision(line[0], Action("CLICK", ref=line[1]))
@@ -86,7 +86,7 @@ class Toy(World):
     parse, render = staticmethod(actions.parse), staticmethod(actions.render)
 
     def step_limit(self, task: str) -> int:
-        """Two more than needed."""
+        """Two actions more than needed."""
         return 2 + SENTENCES[task].count("{}")
 
     @contextlib.asynccontextmanager
@@ -95,7 +95,7 @@ class Toy(World):
         yield [Shelf() for _ in range(places)]
 
     def mistake(self, seen: Observation, done: Action, wanted: Action, ended: bool) -> str:
-        """There is nothing but boxes."""
+        """Always the wrong box, for there is nothing else."""
         return "wrong element"
 
 

@@ -1,7 +1,7 @@
 """What a page of the web may reach: its own origin, or the folder of a file.
 
-Some of Chromium's requests pass no filter: redirects, sockets, workers, links that connect ahead. So Chromium
-has no network but a proxy of ours, which connects to the page's host and port and nowhere else.
+Some of Chromium's requests pass no filter: redirects, sockets, workers, links that connect in advance. So Chromium's
+only network is a proxy of ours, which connects to the page's host and port and nowhere else.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ REACH_S = 10.0
 
 
 class Bounds:
-    """What a page may reach. Raises ValueError if the URL is no page's address or its file does not exist."""
+    """What a page may reach. Raises ValueError if the URL is not the address of a page or its file does not exist."""
 
     def __init__(self, url: str):
         self.url, self.host, self.port = url, None, None
@@ -37,7 +37,7 @@ class Bounds:
                     self.url += f"#{parts.fragment}"
             elif parts.username is not None:
                 raise ValueError(
-                    "an address with a user's name in it is not visited: leave that out"
+                    "an address with a user name in it is not visited: leave the name out"
                 )
             elif parts.scheme in ("http", "https") and parts.hostname:
                 usual = {"http": 80, "https": 443}[parts.scheme]
@@ -55,7 +55,7 @@ class Bounds:
         self.outside = re.compile(f"^(?!(blob:)?{re.escape(origin)}|data:|about:)")
 
     async def reach(self) -> None:
-        """Raises ValueError with one line if the host does not answer."""
+        """Raise ValueError in one line if the host does not answer."""
         if self.host is not None:
             try:
                 call = asyncio.open_connection(self.host, self.port)

@@ -1,9 +1,9 @@
 """Any page of the web as an environment without a verdict, confined to its origin.
 
-The page is read and acted on as MiniWoB's pages are, one window of it at a time. Three fences confine it. The
-gate is Chromium's only way to the network. A request for anything outside is aborted, which leaves the page
-where it is. A tab that shows something outside all the same is led back. Actions are never replayed, because
-on the web they cannot be undone.
+The page is read and acted on like MiniWoB's pages, one window at a time. Three fences confine it. The gate is
+Chromium's only way to the network. A request for anything outside the origin is aborted, and the page stays where it
+is. If a tab shows something outside all the same, it is led back. Actions are never replayed, because on the web they
+cannot be undone.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(
     path.read_text(encoding="utf-8") for path in [Path(__file__).with_name("visit.js"), *SEEING]
 )
-QUIET_S = 0.25  # a page is quiet after so long without a request
-PATIENCE_S = 5.0  # the most to wait for that
-# what keys of the browser itself do: DevTools gives a key to the page alone
+QUIET_S = 0.25  # a page is quiet after this time without a request
+PATIENCE_S = 5.0  # the longest wait for a quiet page
+# what the browser's own keys do, because DevTools sends keys to the page alone
 KEYS = {
     "Alt+ArrowLeft": "history.back()",
     "Alt+ArrowRight": "history.forward()",
     "F5": "location.reload()",
 }
-MOST_NOTES = 3  # to the agent at once, because a page can call for any number
-ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
+MOST_NOTES = 3  # to the agent at a time, because a page can cause any number
+ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open forever
 
 
 class WebPage(Page):
@@ -43,18 +43,18 @@ class WebPage(Page):
 
     AREA: ClassVar = {"x": 0, "y": 0, "width": 800, "height": 600}
     SELECT_ALL: ClassVar = (
-        "Control+a"  # as a keyboard gives it: editors of their own look for the small a
+        "Control+a"  # as a keyboard sends it: editors written in JavaScript look for the small a
     )
 
     @staticmethod
     async def prepare(context) -> None:
-        """Nothing to do: `confine` prepares the tab, as it knows the bounds."""
+        """Does nothing; `confine` prepares the tab, because it knows the bounds."""
 
     async def confine(self, bounds: Bounds) -> None:
         """Put up the fences."""
         self._bounds, self._last, self._given, self._again = bounds, bounds.url, 1, False
         self._mini = f"mini_{secrets.token_hex(8)}"  # a name that no page has
-        self._notes: list[str] = []  # for the agent: what the page tried and was kept from
+        self._notes: list[str] = []  # for the agent: what the page tried to do and could not
         self._under_way: set = set()  # requests
         self._active_s = time.monotonic()
         tab, size = self._tab, {name: self.AREA[name] for name in ("width", "height")}
@@ -62,7 +62,7 @@ class WebPage(Page):
         tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
         self._frame = tree["frameTree"]["frame"]["id"]
         await bounded(self._devtools.send("Page.enable"), "fencing")
-        # in frames, too
+        # this script runs in frames, too
         everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}
         await bounded(
             self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing"
@@ -75,16 +75,17 @@ class WebPage(Page):
         for end in ("requestfinished", "requestfailed"):
             tab.on(end, lambda request: self._count(request, self._under_way.discard))
         await self.context.route(bounds.outside, refuse)
-        # Playwright's routes do not see redirects. For the tab's documents this does.
+        # Playwright's routes do not see redirects. This sees those of the tab's documents.
         self._devtools.on("Fetch.requestPaused", self._let_pass)
         patterns = {"patterns": [{"urlPattern": "*", "resourceType": "Document"}]}
         await bounded(self._devtools.send("Fetch.enable", patterns), "fencing")
 
     async def begin(self) -> None:
-        """Show the page of the bounds' URL. Raises EnvError if it can't be shown."""
+        """Load the URL of the bounds. Raises EnvError if that fails."""
         self._notes.clear()
         try:
-            if "#" in self._bounds.url:  # else the page would stay, with what is typed in it
+            # otherwise the old page would stay, with what was typed into it
+            if "#" in self._bounds.url:
                 await self._go("about:blank")
             await self._go(self._bounds.url)
             await bounded(self._devtools.send("Page.resetNavigationHistory"), "forgetting")
@@ -92,11 +93,11 @@ class WebPage(Page):
             raise EnvError("; ".join(self._notes) or str(error)) from None
 
     async def do(self, action: Action) -> None:
-        """Carry the action out; `look_when_quiet` returns what went wrong."""
+        """Carry out the action. What went wrong is told by `look_when_quiet`."""
         self._active_s, self._again = time.monotonic(), False
         try:
             error = await self.act(action)
-        except EnvError as broken:  # perhaps the page only moved on; the next look finds out
+        except EnvError as broken:  # perhaps the page was only left; the next look will tell
             error = str(broken)
             with contextlib.suppress(EnvError):
                 await bounded(self.release(), "letting go")
@@ -105,7 +106,7 @@ class WebPage(Page):
             self._note(error, first=True)
 
     async def look_when_quiet(self) -> tuple[Sight, str | None]:
-        """What the page shows when it is quiet, and notes for the agent."""
+        """What the page shows when it is quiet, and the notes for the agent."""
         for attempt in range(3):
             try:
                 await self._settle()
@@ -149,7 +150,7 @@ class WebPage(Page):
     async def _press(self, key: str) -> str | None:
         if script := KEYS.get(key):
             self._again = True
-            await self._call("where", "0")  # makes the world anew if the page has moved on
+            await self._call("where", "0")  # makes a new world if the document is another one now
             await self._evaluate(script, key)
             return None
         return await super()._press(key)
@@ -157,15 +158,15 @@ class WebPage(Page):
     async def _call(self, function: str, *args: str | int) -> dict:
         """Call a script in an isolated world of the tab's document.
 
-        The references of a new document begin after the last one that was given.
+        References in a new document begin after the last one that was given.
         """
         if self._world:
             try:
                 return await super()._call(function, *args)
             except EnvError as error:
-                # The document is gone, and its context with it. Another process may have a context of the same
-                # number, perhaps the page's own: the scripts are not defined there. Nor are they after a
-                # deadline that passed while they were loaded.
+                # The document is gone, and its context with it. Another process may have a context with the same
+                # number, perhaps the page's own, in which the scripts are not defined. Nor are they defined if the
+                # deadline passed while they were loaded.
                 if "context" not in str(error) and f"{self._mini} is not" not in str(error):
                     raise
         wanted = {"frameId": self._frame, "worldName": "minidpo"}
@@ -197,7 +198,7 @@ class WebPage(Page):
             self._notes.insert(0 if first else len(self._notes), note)
 
     async def _dismiss(self, dialog) -> None:
-        if dialog.type == "beforeunload":  # whoever follows a link wants to leave
+        if dialog.type == "beforeunload":  # an agent that follows a link wants to leave
             await dialog.accept()
             return
         said = json.dumps(" ".join(dialog.message.split())[:200], ensure_ascii=False)
@@ -252,7 +253,7 @@ class Web:
         return await self._look()
 
     async def step(self, action: Action) -> Observation:
-        """Carry out one action. It is never repeated."""
+        """Carry out one action; it is never repeated."""
         await self.page.do(action)
         return await self._look()
 

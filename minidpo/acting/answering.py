@@ -1,8 +1,8 @@
-"""Answering: callers in threads of their own share one batch.
+"""Answering: callers in many threads share one batch.
 
-A caller puts its prompt into a queue that has an end, and reads how the answer grows. One thread gives each
-prompt a row of the sampler, and steps it. A caller that has heard enough, or is gone, drops its prompt, and the
-row is free for the next.
+A caller puts its prompt into a queue of limited length and reads the answer as it grows. One thread gives each prompt
+a row of the sampler and runs the sampler. A caller that has read enough, or is gone, drops its prompt, and the row is
+free for the next one.
 """
 
 import threading
@@ -13,29 +13,29 @@ from queue import Full, SimpleQueue
 from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Answer, Request, Sampler
 
-SAMPLERS = 4  # one for each top_p, of which callers seldom have two
+SAMPLERS = 4  # one for each top_p; callers seldom use more than one
 
 
 @dataclass(eq=False)
 class Asked:
-    """A prompt that waits for a row, or is being answered."""
+    """A prompt that waits for a row or is being answered."""
 
     request: Request
     top_p: float
     partly: bool
-    "Whether its caller reads the answer while it grows."
+    "Whether the caller reads the answer while it grows."
     dropped: bool = False
     told: SimpleQueue = field(default_factory=SimpleQueue)
-    "Of (the answer so far, whether that is all), or what went wrong."
+    "Holds pairs (the answer so far, whether it is complete), or the exception that ended it."
 
 
 class Answering:
-    """The queue, and the rows."""
+    """The queue and the rows."""
 
     def __init__(self, model: Transformer, stop: int, rows: int, most_waiting: int):
         self.model, self.stop, self.rows, self.most_waiting = model, stop, rows, most_waiting
         self.samplers: dict[float, Sampler] = {}  # by top_p
-        # of each sampler what its rows have read, the row that was used last at the end
+        # for each sampler {row: the ids that it has read}, with the row that was used last at the end
         self.texts: dict[float, dict[int, tuple[int, ...]]] = {}
         self.writing: dict[tuple[float, int], Asked] = {}
         self.waiting: deque[Asked] = deque()
@@ -46,7 +46,7 @@ class Answering:
         return len(self.waiting) >= self.most_waiting
 
     def ask(self, asked: Asked) -> None:
-        """Put it into the queue. Raises Full."""
+        """Put a prompt into the queue. Raises Full if the queue is full."""
         with self.asked:
             if self.is_full:
                 raise Full
@@ -54,7 +54,7 @@ class Answering:
             self.asked.notify()
 
     def run(self) -> None:
-        """Answer what is asked, without an end."""
+        """Answer prompts forever."""
         while True:
             with self.asked:
                 self.asked.wait_for(lambda: self.waiting or self.writing)
@@ -65,7 +65,7 @@ class Answering:
             self._step()
 
     def _begin(self, asked: Asked) -> None:
-        """Give it the row that has read most of its prompt, else the one that was used longest ago."""
+        """Give a prompt the row that has read most of it, or else the row that has been unused the longest."""
         top_p, ids = asked.top_p, asked.request.ids
         if top_p not in self.samplers:
             busy = {p for p, _ in self.writing}
@@ -83,7 +83,7 @@ class Answering:
         self.writing[top_p, row] = asked
 
     def _step(self) -> None:
-        """Write a token in each row, and tell the callers."""
+        """Write a token in each row, and pass the answers on to the callers."""
         for (top_p, row), asked in [*self.writing.items()]:
             if asked.dropped:
                 self.samplers[top_p].drop(row)
@@ -91,7 +91,8 @@ class Answering:
         for top_p, sampler in [*self.samplers.items()]:
             try:
                 answers = sampler.step() if sampler.busy else {}
-            except Exception as error:  # whatever it is: who waits is told, and others are answered
+            # any error is passed on to the waiting callers; the others still get answers
+            except Exception as error:
                 self._give_up(top_p, error)
                 continue
             for row, answer in answers.items():
@@ -102,14 +103,14 @@ class Answering:
                     asked.told.put((Answer(answer.request, answer.ids, answer.logps), False))
 
     def _give_up(self, top_p: float, error: Exception) -> None:
-        """All that this sampler was asked has no answer; the next begins with another sampler."""
+        """Fail all prompts of this sampler. The next prompt gets a new one."""
         for key in [key for key in self.writing if key[0] == top_p]:
             self.writing.pop(key).told.put(error)
         del self.samplers[top_p], self.texts[top_p]
 
 
 def _read_of(text: tuple[int, ...], ids: tuple[int, ...]) -> int:
-    """How much of a prompt a row has read; -1 if it has read something else.
+    """How many ids of a prompt a row has read; -1 if it has read something else.
 
     >>> _read_of((5, 6), (5, 6, 7)), _read_of((), (5, 6, 7)), _read_of((5, 8), (5, 6, 7))
     (2, 0, -1)

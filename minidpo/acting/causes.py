@@ -1,8 +1,8 @@
-"""Why an episode failed, by rule: the last thing the agent did that the task's expert would not have done.
+"""Why an episode failed, by rule: the last action that the task's expert would not have taken.
 
-Nearly all experts look at the page and do what is missing. So each page that the agent saw can be shown to
-the expert, whatever came before. In an episode that failed, another order of the same steps counts as a slip.
-A task without an expert is judged by what the episode itself tells.
+Nearly all experts look at the page and do the next thing that is missing, so any page that the agent saw can be
+shown to the expert, whatever happened before. If the agent took the right steps in another order than the
+expert, that counts as a mistake, too. Without an expert only the episode itself is used.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def cause(world: World, episode: Episode) -> str:
 
 
 def last_slip(world: World, expert: Expert, episode: Episode) -> str | None:
-    """What kind of mistake the last action was that differs from the expert's; None if there is none."""
+    """The kind of mistake in the last action that differs from the expert's; None if no action differs."""
     actions = [world.parse(turn.action) if turn.action else None for turn in episode.turns]
     for n, done in reversed(list(enumerate(actions))):
         seen = Observation(episode.instruction, episode.turns[n].observation)
@@ -51,6 +51,6 @@ def last_slip(world: World, expert: Expert, episode: Episode) -> str | None:
 
 
 def causes(world: World, episodes: Sequence[Episode]) -> dict[str, int]:
-    """How many episodes failed for each cause, the most frequent first."""
+    """The number of failed episodes for each cause, the most frequent first."""
     failed = (episode for episode in episodes if not episode.solved)
     return dict(Counter(cause(world, episode) for episode in failed).most_common())

@@ -1,4 +1,4 @@
-"""`train.py check`: whether this machine can run the demo, a line for each thing that it takes."""
+"""`train.py check`: can this machine run the demo? Prints a line for each requirement."""
 
 import asyncio
 import shutil
@@ -22,20 +22,20 @@ from minidpo.model.sampling import Request, Sampler
 from minidpo.system.command_line import as_started
 from minidpo.system.threads import how_they_wait
 
-DISK_GIB = 2.0  # what a run of the demo writes, and some room
+DISK_GIB = 2.0  # what a run of the demo writes, with some room to spare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(ContextOptions):
-    """Check this machine: Python, PyTorch, disk, world, model, memory, GPU; a line for each."""
+    """Check Python, PyTorch, disk, world, model, memory and GPU of this machine."""
 
     model: str = "smollm2"
     out: Path = Path("runs")
-    "where runs are to be written"
+    "the folder where runs will be written"
 
 
 class Need(NamedTuple):
-    """Bytes that a configuration needs at most, bytes that are free (None: of a GPU that is not here)."""
+    """Peak bytes that a configuration needs, and free bytes (None: on a GPU that is not there)."""
 
     peak: float
     limit: float | None
@@ -47,10 +47,10 @@ def check(
 ) -> None:
     """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here.
 
-    `needs` plans each file of configs/ by name; the demo's is in it.
+    needs: {name: plan} for the files in configs/, with "demo" among them.
     """
     steps = {
-        # older Pythons do not come so far (minidpo/__init__.py)
+        # an older Python has been refused already (minidpo/__init__.py)
         "Python": lambda: f"{sys.version.split()[0]} in {sys.prefix}",
         "PyTorch": pytorch,
         "disk": lambda: disk(options.out),
@@ -63,23 +63,23 @@ def check(
         for name, need in needs.items()
         if name != "demo"
     }
-    # last: what the model leaves in this process, plans would count
+    # last, because plans would count the memory that the model leaves behind
     if not passes("model", lambda: model(options.model, machine)):
         failed.append("model")
     passes("GPU", gpu, needed=False)
     if not failed:
         slow = not (multiplies_bfloat16() or torch.cuda.is_available())
-        hours = ", for an hour or so (make demo-nano is shorter)" if slow else ""
+        hours = " and will take about an hour (make demo-nano is shorter)" if slow else ""
         print(as_started(f"the demo can run here{hours}: make demo"))
         return
     print(as_started(f"the demo cannot run here: {', '.join(failed)}"))
-    if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
-        print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
+    if set(failed) <= {"model", "memory"} and fits.get("nano"):  # all else is there
+        print(as_started("the demo on the small model that ships with minidpo can: make demo-nano"))
     sys.exit(1)
 
 
 def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
-    """Run a step and print how it went; FAIL if the demo needs it. False if it failed."""
+    """Run a step and print the result. Returns False if it failed; `needed`: the demo cannot run without it."""
     try:
         print(f"ok    {name}: {step()}", flush=True)
         return True
@@ -90,7 +90,7 @@ def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
 
 
 def pytorch() -> str:
-    """The installed PyTorch, and what this processor multiplies fast in."""
+    """PyTorch's version, its threads, and whether the processor has instructions for bfloat16."""
     numbers = torch.__version__.split("+")[0].split(".")
     if tuple(map(int, numbers[:2])) < (2, 9):
         raise ValueError(
@@ -104,7 +104,7 @@ def pytorch() -> str:
 
 
 def disk(folder: Path) -> str:
-    """Whether runs can be written where they are to lie."""
+    """Whether runs can be written to this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".check"
     probe.write_bytes(b"0" * 4096)
@@ -112,7 +112,7 @@ def disk(folder: Path) -> str:
     free = shutil.disk_usage(folder).free / GIB
     if free < DISK_GIB:
         raise ValueError(
-            f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room"
+            f"{free:.1f} GiB are free under {folder}, but a run takes up to {DISK_GIB:g}: make room"
         )
     return f"{free:.0f} GiB are free under {folder}"
 
@@ -135,12 +135,14 @@ def plays(world: World) -> str:
 
     outcome, seconds = asyncio.run(solve())
     if outcome != Outcome.SOLVED:
-        raise ValueError(f"{task} was opened and not solved ({outcome}): please report this")
+        raise ValueError(
+            f"{task} was opened but its expert did not solve it ({outcome}): please report this"
+        )
     return f"opened {task} and solved it in {1000 * seconds:.0f} ms"
 
 
 def model(source: str, machine: Machine) -> str:
-    """Load the demo's model and let it answer."""
+    """Load the demo's model and let it answer a question."""
     language_model, chat, _ = open_policy(source, None, machine)
     sampler = Sampler(pack(language_model), 1, chat.end, temperature=0.0)
     prompt = chat.prompt([Message("user", "What is the capital of France?")])
@@ -153,21 +155,21 @@ def model(source: str, machine: Machine) -> str:
 
 
 def plan(name: str, need: Callable[[], Need]) -> str:
-    """What a configuration needs, and what is here."""
+    """The memory that a configuration needs, and the memory that is free."""
     peak, limit, on_gpu = need()
     if limit is None or (on_gpu and not torch.cuda.is_available()):
-        raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, and PyTorch sees none")
+        raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, but PyTorch sees none")
     if peak > limit:
         raise ValueError(
-            f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other programs; train.py plan "
-            f"with configs/{name}.toml says what else helps"
+            f"needs {peak / GIB:.1f} GiB, but {limit / GIB:.1f} are free: close other programs; train.py "
+            f"plan with configs/{name}.toml says what else helps"
         )
     return f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free"
 
 
 def gpu() -> str:
-    """The GPU."""
+    """The GPU's name and memory."""
     if not torch.cuda.is_available():
-        raise ValueError("PyTorch sees none, and the demo needs none")
+        raise ValueError("PyTorch sees none; the demo runs without one")
     properties = torch.cuda.get_device_properties(0)
     return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"

@@ -1,7 +1,7 @@
 """Play episodes and write each to a file as a JSON line.
 
-A run that was killed goes on when the same command is started again: no episode is played twice, none is
-lost, the numbers are the same. Under torchrun the processes share the instances.
+After a kill the same command continues: no episode is played twice, none is lost, and the results are the same.
+Under torchrun the processes share the instances.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def play_to_file(
     title: str,
     watch: bool = False,
 ) -> dict:
-    """Play the jobs that `out` lacks. Returns counts of all: episodes, env_errors, and of each outcome."""
+    """Play the jobs that `out` lacks. Returns counts over all jobs: episodes, each outcome, env_errors."""
     keys = dict.fromkeys(job.key for job in jobs)
     with open_rank_file(out) as writer:
         # every rank reads `out` before any rank adds to it
@@ -44,36 +44,36 @@ def play_to_file(
             played = [episode for episode in played if episode.key in keys]
         if watch and not missing:
             print(
-                f"{out} holds all of it, so there is nothing to watch: another --out plays it again"
+                f"{out} has all these episodes, so there is nothing to watch: give another --out to play again"
             )
         errors = play_missing(policy, missing, writer, played, context, title, watch)
         if processes.rank() > 0:
             writer.file.close()  # rank 0 reads it now
-        of_ranks = processes.all_gather(errors, phase=True)  # which waits for all ranks
+        of_ranks = processes.all_gather(errors, phase=True)  # also waits for all ranks
         errors = [error for of_rank in of_ranks for error in of_rank]
         processes.on_rank_0(merge_rank_files, writer, keys)
         outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in keys)
     if errors:
         print(
-            f"given up, because the world failed: {len(errors)} episodes. They are not in {out}; the same "
-            f"command tries them again: {errors[0]}"
+            f"{len(errors)} episodes were given up because the world failed, and are not in {out}; the same "
+            f"command tries them again. The first error: {errors[0]}"
         )
     return {"episodes": outcomes.total(), **outcomes, "env_errors": len(errors)}
 
 
 def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: Sequence[Job]) -> None:
-    """Raise ValueError if `out` holds episodes that this policy, with these jobs, would not have played.
+    """Raise ValueError if `out` holds episodes that do not come from this policy and these jobs.
 
-    A policy is known by the fingerprint of its weights, which may have been moved to another place, and of its
-    chat, which older episodes lack. An experiment's stage has its key besides, which covers all that jobs are.
+    A policy is recognised by the fingerprints of its weights, wherever they are, and of its chat format, which
+    old episodes lack. A stage of an experiment also has a key, which covers everything about its jobs.
     """
     shots = {job.key: job.shots for job in jobs}
     weights, chat = player_of(policy.name)
     for episode in played:
         if episode.shots != shots.get(episode.key, episode.shots):
             raise ValueError(
-                f"{out}: {episode.name} was played after other examples: give its --shots "
-                "and --examples, or another --out"
+                f"{out}: {episode.name} was played with other examples in its prompt: give the same --shots "
+                "and --examples as then, or another --out"
             )
         their_weights, their_chat = player_of(episode.policy)
         changed = {
@@ -84,7 +84,7 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: Seque
         if others := [name for name, differs in changed.items() if differs]:
             raise ValueError(
                 f"{out} holds episodes by {episode.policy} {episode.sampling}, not by {policy.name} "
-                f"{policy.sampling} (other {' and '.join(others)}): give another --out, or delete it"
+                f"{policy.sampling} (other {' and '.join(others)}): give another --out, or delete the file"
             )
 
 
@@ -97,8 +97,8 @@ def play_missing(
     title: str,
     watch: bool,
 ) -> list[str]:
-    """Play these jobs and write their episodes. A bar counts them and the `played` ones, and every fifty of
-    rank 0 are a line in NAME.metrics.jsonl. Returns what the world failed at."""
+    """Play these jobs and write their episodes. A progress bar counts them together with the `played` ones; rank 0
+    adds a line to NAME.metrics.jsonl every fifty episodes. Returns a line for each job that the world failed at."""
     world = context.world
     counts, began = Counter(str(episode.outcome) for episode in played), time.perf_counter()
     bar = tqdm(total=len(played) + len(jobs), initial=len(played), desc=title, unit="episode")
@@ -125,13 +125,14 @@ def play_missing(
     with bar:
         try:
             failures = asyncio.run(run()) if jobs else []
-        except EnvError as error:  # the world cannot be had at all: an expected error, one line
+        # the world cannot be opened at all: an expected error, told in one line
+        except EnvError as error:
             raise ValueError(str(error)) from None
     return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
 
 
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
-    """This rank's share of the jobs that are not done yet: whole instances, dealt out in turn."""
+    """This rank's share of the jobs that are not done yet. Whole instances go to the ranks in turn."""
     missing = [job for job in jobs if job.key not in done]
     instances = list(dict.fromkeys(job.instance for job in missing))
     share = set(instances[processes.rank() :: processes.world_size()])
@@ -141,7 +142,7 @@ def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[
 def open_rank_file(out: Path) -> Writer:
     """A writer for this rank's episodes: rank 0 writes to `out`, rank N to OUT.rankN beside it.
 
-    First rank 0 moves into `out` what a killed run left in such files.
+    Before that, rank 0 moves the episodes that a killed run left in such files into `out`.
     """
     with processes.fail_together(phase=True):
         if processes.rank() == 0:
@@ -152,7 +153,7 @@ def open_rank_file(out: Path) -> Writer:
 
 
 def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None = None) -> None:
-    """Move the episodes of all OUT.rankN into the writer's file; with keys, put all in the order of these."""
+    """Move the episodes of all OUT.rankN into the writer's file, and sort the file by `keys` if given."""
     for path in rank_files(writer.path):
         # cuts off a torn last line, and raises if another process still writes to it
         with Writer(path):
@@ -163,16 +164,16 @@ def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None
 
 
 def read_or_none(path: Path) -> list[Episode]:
-    """The file's episodes; none of an empty file."""
+    """The episodes of a file, which may be empty."""
     return read(path) if path.stat().st_size else []
 
 
 def print_counts(out: Path, jobs: Sequence[Job], counts: dict) -> None:
-    """Print what `play_to_file` counted and, where instances were tried several times, how unlike the tries are."""
+    """Print the counts of `play_to_file` and, if instances were tried several times, how much the tries differ."""
     print(f"{out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     asked = {job.key for job in jobs}  # the file may hold more
     if unlike := diversity([episode for episode in read_or_none(out) if episode.key in asked]):
         print(
-            f"{unlike['mixed']:.0%} of the groups were both solved and failed; two attempts at one instance "
-            f"differ in {unlike['diversity']:.0%} of the cases"
+            f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at the same "
+            f"instance differ in {unlike['diversity']:.0%} of the cases"
         )

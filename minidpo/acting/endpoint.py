@@ -1,7 +1,7 @@
-"""The chat endpoint behind `acting/serve`: a request's messages as ids, its answer as text, both recorded.
+"""The chat endpoint behind `acting/serve`: turns messages into ids and answers into text, and records both.
 
-Where a prompt holds what the model answered before, it is read as the very ids that were sampled. So a
-conversation is one growing row of ids, and training reads what was said (`data/recorded`).
+If a prompt contains earlier answers of the model, they are read as the ids that were sampled, not tokenised again. So
+a conversation is one growing row of ids, and training reads what the model really wrote (`data/recorded`).
 """
 
 import fcntl
@@ -32,17 +32,17 @@ from minidpo.model.chat import Chat, Message
 from minidpo.model.sampling import Answer, Request
 from minidpo.system.ranges import Positive, Range
 
-REMEMBERED = 2**14  # answers whose ids are known, and prompts that were counted
-LOOK_S = 0.25  # how often a client whose answer is awaited is looked after
+REMEMBERED = 2**14  # most answers whose ids are remembered, and most prompts that are counted
+LOOK_S = 0.25  # how often it is checked that a waiting client is still there
 CALLS = "<tool_call>"
 CALL = re.compile(rf"{CALLS}\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-# what is read in a request, and what changes no answer
+# fields that are read in a request, and fields that change no answer
 READ = "model messages tools temperature top_p max_tokens max_completion_tokens stop seed stream"
 NOTES = (
     "stream_options logprobs user metadata store service_tier safety_identifier prompt_cache_key"
 )
-# What is not done here may be asked for only as what is done. No call is forced where one is required: who asks
-# for one checks that it has come.
+# Fields of features that are missing here, with the values that need none of them. "required" does not force a call:
+# the client has to check that there is one.
 UNDONE: dict[str, list] = {"n": [1], "frequency_penalty": [0], "presence_penalty": [0]}
 UNDONE |= {"logit_bias": [{}], "top_logprobs": [0], "response_format": [{"type": "text"}]}
 UNDONE |= {"tool_choice": ["auto", "required"], "parallel_tool_calls": [True]}
@@ -50,24 +50,24 @@ UNDONE |= {"tool_choice": ["auto", "required"], "parallel_tool_calls": [True]}
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(ModelOptions):
-    """Answer the chat requests of other programs' agents, as OpenAI's endpoint does, and record them."""
+    """Answer chat requests of other programs' agents like OpenAI's endpoint, and record them."""
 
     serve: Annotated[int, Range("from 0 to 65535", lambda x: 0 <= x < 2**16)]
-    "port to listen at; 0: any that is free"
+    "port to listen at; 0 takes any free one"
     host: str = "127.0.0.1"
-    "address to listen at; the default is reached from this machine alone"
+    "address to listen at; by default only this machine can reach it"
     adapter: Path | None = None
     "folder or hub id of a LoRA adapter"
     record: Path | None = None
-    "file to which each answer is added with its token ids, and each verdict: --data of train.py"
+    "file to which answers (with token ids) and verdicts are added; --data of train.py reads it"
     max_new_tokens: Positive[int] = 512
-    "tokens an answer may have where the request does not say"
+    "most tokens in an answer if the request does not say"
     waiting: Positive[int] = 64
-    "requests that may wait while as many as --machine.pages are answered; one more gets 429"
+    "requests that may wait while --machine.pages others are answered; one more gets status 429"
 
 
 class Refused(Exception):
-    """What a request is answered in place of what it wanted, as OpenAI says it."""
+    """An error as the answer to a request, in OpenAI's form."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
@@ -79,8 +79,8 @@ class Refused(Exception):
 
 
 class Record(AbstractContextManager):
-    """A file of calls and verdicts, to which they are added. A last line that a kill tore is cut off. Raises
-    ValueError if the file holds anything else, or if another server writes to it."""
+    """A file to which calls and verdicts are added. A last line that a kill left incomplete is cut off. Raises
+    ValueError if the file holds anything else or another server writes to it."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Record(AbstractContextManager):
         self.file.truncate(self.file.tell() - len(torn))
 
     def add(self, said: Call | Verdict) -> None:
-        """Write a line. Raises Refused if the disk does not take it."""
+        """Write a line. Raises Refused if that fails."""
         try:
             self.file.write(said.to_json().encode() + b"\n")
             self.file.flush()
@@ -107,26 +107,26 @@ class Record(AbstractContextManager):
         self.file.close()
 
 
-# ---- what is asked ----
+# ---- the request ----
 
 
 class Wanted(NamedTuple):
-    """A request, as read."""
+    """A request after reading."""
 
     messages: tuple[Message, ...]
     tools: str | None  # JSON
     temperature: float
     top_p: float
-    most: int | None  # tokens of the answer
+    most: int | None  # tokens in the answer
     stops: list[str]
     seed: int | None
     stream: bool
-    conversation: str | None  # as its client names it
+    conversation: str | None  # the client's name for it
     call: str  # the name of its answer
 
 
 def wanted(body: dict, conversation: str | None, call: str) -> Wanted:
-    """What a body asks for. Raises Refused, which names the field."""
+    """The request in a body. Raises Refused, which names the field, if it is not supported."""
     for key, value in body.items():
         if key not in f"{READ} {NOTES}".split() and value not in [None, *UNDONE.get(key, [])]:
             done = " or ".join(map(json.dumps, UNDONE.get(key, [])))
@@ -151,7 +151,7 @@ def wanted(body: dict, conversation: str | None, call: str) -> Wanted:
 
 
 def _number(body: dict, key: str, default: float | None, low: float, high: float) -> Any:
-    """A number, or the default; a whole one where there is none."""
+    """A number, or the default. Without a default it must be a whole number."""
     value, kind = body.get(key), int if default is None else float
     if value is None:
         return default
@@ -162,7 +162,7 @@ def _number(body: dict, key: str, default: float | None, low: float, high: float
 
 
 def _plain(message: object) -> object:
-    """A message of several texts as one of one text; a developer is the system."""
+    """A message with its texts joined into one; the role "developer" becomes "system"."""
     if not isinstance(message, dict):
         return message
     content, role = message.get("content"), message.get("role")
@@ -172,11 +172,11 @@ def _plain(message: object) -> object:
     return {**message, "content": content, "role": "system" if role == "developer" else role}
 
 
-# ---- what is answered ----
+# ---- the answer ----
 
 
 class Told(NamedTuple):
-    """An answer as its client sees it, why it ended, the tokens of its prompt, and its call."""
+    """An answer as the client sees it, why it ended, the number of tokens in its prompt, and its call."""
 
     message: dict
     reason: str
@@ -185,7 +185,7 @@ class Told(NamedTuple):
 
 
 def message_of(text: str, tools: bool) -> dict:
-    """An answer's text as a message, its calls of tools by themselves where they can be read.
+    """The text of an answer as a message. Tool calls that can be read are separated from the text.
 
     >>> message_of('I look.\\n<tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>', True)["content"]
     'I look.'
@@ -206,7 +206,7 @@ def message_of(text: str, tools: bool) -> dict:
 
 
 def settled(text: str, stops: Sequence[str], tools: bool) -> str:
-    """Of an answer that is still being written, what nothing to come can cut off or make a call.
+    """The part of a growing answer that no later token can cut off or turn into a tool call.
 
     >>> settled("I look. <tool_call>", [], tools=True), settled("1, 2, EN", ["END"], tools=False)
     ('I look.', '1, 2, ')
@@ -220,12 +220,13 @@ def settled(text: str, stops: Sequence[str], tools: bool) -> str:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of these texts begins."""
+    """Where the first of these texts begins; None if there is none."""
     return min((n for n in map(text.find, stops) if n >= 0), default=None)
 
 
 def heard(asked: Asked, client: socket.socket) -> Iterator[tuple[Answer, bool]]:
-    """How an answer grows, and whether it has ended. Raises Refused, or ConnectionError if the client is gone."""
+    """The answer as it grows, and whether it is complete. Raises Refused if the model fails, ConnectionError if the
+    client is gone."""
     while not is_gone(client):
         try:
             news = asked.told.get(timeout=LOOK_S)
@@ -247,41 +248,40 @@ def is_gone(client: socket.socket) -> bool:
         return True
 
 
-# ---- what is remembered ----
+# ---- the memory ----
 
 
 @dataclass(eq=False)
 class Given:
-    """An answer that was given: what a prompt that holds it reads, and goes on from."""
+    """An answer that was given, to be found again in later prompts."""
 
     call: Call
     before: "Given | None"
-    place: int  # among the messages of a prompt that holds it
+    place: int  # its index among the messages of a prompt that contains it
     length: int  # tokens of its prompt and itself
-    fingerprint: int  # of these
+    fingerprint: int  # of these tokens
     goes_on: bool = False
 
 
 class Prompt(NamedTuple):
-    """A prompt as ids, and what it goes on from."""
+    """A prompt as ids, and the answer that it continues."""
 
     ids: tuple[int, ...]
     after: Given | None  # the last answer in it that was given here
-    alone: bool  # whether no other was given that says the same there
-    number: int  # how often it was asked before
+    alone: bool  # whether no other conversation had the same text up to that answer
+    number: int  # how often the same prompt came before
 
 
 class Memory:
-    """The answers that were given, by the conversation up to each."""
+    """The answers that were given, found by the conversation up to them."""
 
     def __init__(self, chat: Chat):
         self.chat, self.lock = chat, threading.Lock()
         self.given: dict[str, list[Given]] = {}
-        self.times: dict[str, int] = {}  # how often each prompt was asked
+        self.times: dict[str, int] = {}  # how often each prompt came
 
     def prompt(self, want: Wanted) -> Prompt:
-        """The prompt as ids, of which earlier answers are those that were sampled. Raises ValueError with the
-        template's reason."""
+        """The prompt as ids, with the sampled ids for earlier answers. Raises ValueError if the template refuses it."""
         marks = marks_of(want.messages, want.tools)
         with self.lock:
             number = self.times.get(marks[-1], 0)
@@ -299,7 +299,7 @@ class Memory:
         return Prompt(ids, after, len(found) == 1, number)
 
     def conversation(self, want: Wanted, prompt: Prompt) -> str:
-        """Of which conversation an answer is. It has a new name where another may go on from the same."""
+        """The name of the conversation of an answer. It is new if the conversation could continue in two ways."""
         if want.conversation:
             return want.conversation
         if prompt.after and prompt.alone and not prompt.after.goes_on:
@@ -307,7 +307,7 @@ class Memory:
         return uuid.uuid4().hex[:16]
 
     def add(self, want: Wanted, prompt: Prompt, call: Call, shown: dict) -> None:
-        """Remember an answer, which its client was shown so."""
+        """Remember an answer. shown: the message as the client saw it."""
         if prompt.after:
             prompt.after.goes_on = True
         ids = prompt.ids + call.ids
@@ -318,7 +318,7 @@ class Memory:
 
 
 def _put(known: dict, key: str, value: Any) -> None:
-    """Remember it; of too many the one is forgotten that has stayed longest."""
+    """Remember a value. If there are too many, the oldest is forgotten."""
     known.pop(key, None)
     known[key] = value
     if len(known) > REMEMBERED:
@@ -334,11 +334,11 @@ def marks_of(messages: Sequence[Message], tools: str | None) -> list[str]:
     return marks
 
 
-# ---- all together ----
+# ---- the endpoint ----
 
 
 class Endpoint:
-    """What the addresses lead to. Its methods are called from many threads, `answering.run` from one."""
+    """Answers the requests. Its methods are called from many threads, `answering.run` from one."""
 
     def __init__(self, options: Serve, record: Record | None):
         rows = options.machine.page_count()
@@ -352,7 +352,7 @@ class Endpoint:
         self.answering = Answering(model, self.chat.end, rows, options.waiting)
 
     def judge(self, body: dict) -> dict:
-        """Record a verdict. Raises Refused."""
+        """Record a verdict. Raises Refused if it has no conversation to judge."""
         name, solved = body.get("conversation"), body.get("solved")
         if not isinstance(name, str) or not isinstance(solved, bool):
             raise Refused(400, 'a verdict is {"conversation": ID, "solved": true or false}')
@@ -367,8 +367,8 @@ class Endpoint:
     def answers(
         self, body: dict, conversation: str | None, call: str, client: socket.socket
     ) -> Iterator[str | Told]:
-        """Of a stream the answer's text as it grows; then the whole answer, which is recorded as `call`.
-        Raises Refused, or ConnectionError if the client is gone; its row is then free."""
+        """If the request streams, yields text as the answer grows. Then yields the whole answer, recorded as `call`.
+        Raises Refused, or ConnectionError if the client is gone, whose row is then free."""
         if body.get("model") != self.name:
             told = f"no model is called {body.get('model')!r:.80} here, but {self.name!r}"
             raise Refused(404, told, "model", "model_not_found")
@@ -392,7 +392,7 @@ class Endpoint:
         yield said
 
     def _ask(self, want: Wanted) -> tuple[Prompt, Asked]:
-        """Put a request into the queue. Raises Refused."""
+        """Put a request into the queue. Raises Refused if the queue is full or the prompt does not fit."""
         full = Refused(429, "too many requests wait for an answer: ask later", code="queue_full")
         if self.answering.is_full:  # before it is tokenised
             raise full
@@ -406,7 +406,7 @@ class Endpoint:
             told = f"This model's maximum context length is {self.limit} tokens. However, you requested "
             told += f"{used + most} tokens ({used} in the messages, {most} in the completion)."
             raise Refused(400, told, "messages", "context_length_exceeded")
-        # without a seed a prompt that is asked again has another answer
+        # without a seed, the same prompt gets another answer each time
         seeds = (self.options.seed, prompt.number) if want.seed is None else (want.seed,)
         request = Request(prompt.ids, uniform_stream(most, *seeds, prompt.ids), want.temperature)
         asked = Asked(request, want.top_p, want.stream or bool(want.stops))
@@ -417,13 +417,13 @@ class Endpoint:
         return prompt, asked
 
     def _keep(self, want: Wanted, prompt: Prompt, answer: Answer) -> Told:
-        """The answer as its client sees it, recorded and remembered."""
+        """Record and remember an answer. Returns it as the client sees it."""
         ids, text = answer.ids, self.chat.decode(answer.ids)
         cut = first_stop(text, want.stops)
         reason = "length" if cut is None and ids[-1] != self.chat.end else "stop"
         text = text[:cut]
         while cut is not None and len(ids) > 1 and self.chat.decode(ids[:-1]).startswith(text):
-            ids = ids[:-1]  # what the client does not see is not kept
+            ids = ids[:-1]  # tokens that the client does not see are not recorded
         message = message_of(text, want.tools is not None)
         reason = "tool_calls" if "tool_calls" in message else reason
         after = prompt.after

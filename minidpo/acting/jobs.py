@@ -1,6 +1,6 @@
 """Jobs: which episodes to play, and what is given before the agent's own first answer.
 
-All of it is a function of data: instances or episodes in, jobs out, in a fixed order.
+Each function takes instances or episodes and returns jobs in a fixed order.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ class Job(NamedTuple):
     task: str
     seed: int
     index: int
-    "Number within the group: the episodes of the same (task, seed)."
+    "Number within the group, which is all episodes of the same (task, seed)."
     limit: int
-    "Turns the episode may take."
+    "Most turns of the episode."
     forced: tuple[str, ...] = ()
-    "Answers that are given in the first turns; then the policy is asked."
+    "Answers given in the first turns, before the policy is asked."
     shots: tuple[str, ...] = ()
-    "Solved examples before the task: what they show and say, in turn."
+    "Solved examples before the task: prompts and answers in turn."
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 
 def child_seed(*what) -> int:
-    """A 64-bit seed from any values, the same on every machine and in every process.
+    """A 64-bit seed derived from any values, the same on every machine and in every process.
 
     >>> child_seed(1, "click-link", 7) == child_seed(1, "click-link", 7) != child_seed(1, "click-link", 8)
     True
@@ -51,10 +51,10 @@ def child_seed(*what) -> int:
 def split_instances(
     world: World, tasks: Mapping[str, int], split: str, first: int = 0
 ) -> list[Instance]:
-    """So many instances of each task: the seeds of the split from number `first` on.
+    """Instances of each task: `tasks[task]` seeds of the split, from number `first` on.
 
-    Of a task that has fewer, all there are, which a printed line says. Raises ValueError if the world has no such
-    split, or a task none from there on.
+    If a task has fewer, all of them are taken and a line says so. Raises ValueError if the world has no such
+    split or a task has no instance from `first` on.
     """
     instances, short = [], []
     for task, count in tasks.items():
@@ -66,7 +66,7 @@ def split_instances(
             ) from None
         if first >= len(seeds):
             raise ValueError(
-                f"{split} has {len(seeds):,} instances of {task}, and number {first:,} is asked for: begin earlier"
+                f"{split} has {len(seeds):,} instances of {task}, none from number {first:,} on: begin earlier"
             )
         chosen = seeds[first : first + count]
         instances += [(task, seed) for seed in chosen]
@@ -75,7 +75,7 @@ def split_instances(
     if short:
         more = f" and {len(short) - 3} more tasks" if len(short) > 3 else ""
         print(
-            f"fewer instances of {split} than asked for, so all are played: {', '.join(short[:3])}{more}"
+            f"{split} has fewer instances than asked for, so all are played: {', '.join(short[:3])}{more}"
         )
     return instances
 
@@ -83,7 +83,7 @@ def split_instances(
 def make_jobs(
     world: World, instances: Sequence[Instance], group: int = 1, index: int = 0
 ) -> list[Job]:
-    """`group` episodes of each instance, numbered from `index`; the episodes of a group are neighbours."""
+    """`group` episodes of each instance, one after another, numbered from `index`."""
     return [
         Job(task, seed, number, world.step_limit(task))
         for task, seed in instances
@@ -92,9 +92,9 @@ def make_jobs(
 
 
 def with_shots(jobs: Sequence[Job], examples: Sequence[Episode], count: int) -> list[Job]:
-    """The same jobs, each after `count` solved examples: the first of its task, of other instances.
+    """The same jobs, each after `count` solved examples: the first ones of the same task on other instances.
 
-    Raises ValueError if a task has fewer.
+    Raises ValueError if there are fewer.
     """
     solved = grouped((e for e in examples if e.solved and e.turns), lambda e: e.task)
     shown = {}
@@ -102,8 +102,8 @@ def with_shots(jobs: Sequence[Job], examples: Sequence[Episode], count: int) -> 
         others = [e for e in solved.get(task, []) if e.seed != seed][:count]
         if len(others) < count:
             raise ValueError(
-                f"{task}: {len(others)} solved examples of other instances than seed {seed}, not {count}: "
-                "collect.py --policy expert makes them; or ask for fewer --shots"
+                f"{task}: {count} solved examples are wanted for seed {seed}, but there are {len(others)} of "
+                "other instances: make more with collect.py --policy expert, or ask for fewer --shots"
             )
         shown[task, seed] = as_shots(others)
     return [job._replace(shots=shown[job.instance]) for job in jobs]
@@ -112,8 +112,9 @@ def with_shots(jobs: Sequence[Job], examples: Sequence[Episode], count: int) -> 
 def with_golden_steps(jobs: Sequence[Job], golden: Sequence[Episode]) -> list[Job]:
     """The same jobs, each beginning with the first steps of its instance's golden episode.
 
-    How many is none to all but one, in turn by the episode's index (ETO, appendix C). Instances without a solved
-    golden episode are counted in a printed line and left out. Raises ValueError if none is left.
+    The index of an episode decides how many steps are given: 0, 1, ... up to all but the last, then 0 again (ETO,
+    appendix C). Instances without a solved golden episode are left out, and a line counts them. Raises ValueError
+    if none is left.
     """
     answers = {e.instance: e.said for e in golden if e.solved and e.turns}
     missing = {job.instance for job in jobs} - answers.keys()
@@ -129,16 +130,17 @@ def with_golden_steps(jobs: Sequence[Job], golden: Sequence[Episode]) -> list[Jo
             steps = answers[job.instance]
             forced.append(job._replace(forced=steps[: job.index % len(steps)]))
     if not forced:
-        raise ValueError("no golden episode solves any instance that is asked for")
+        raise ValueError("no golden episode solves any of the instances")
     return forced
 
 
 def continuations(world: World, recorded: Sequence[Episode], count: int) -> list[Job]:
-    """`count` episodes from each step of the recorded ones on: what was said before it is given.
+    """`count` new episodes from each step of the recorded ones, with the answers before that step given.
 
-    Steps with the same words before them are one state and are continued once. Where several recorded episodes
-    started from the first page, no more do, unless there is no other state. The new episodes are numbered after
-    the recorded ones of their instance, so they are other samples. Raises ValueError if there is no step.
+    Steps with the same answers before them are one state, which is continued once. If several recorded episodes
+    of an instance began at its first page, the first page is not continued again, unless there is no other state.
+    The new episodes are numbered after the recorded ones of their instance, so they are new samples. Raises
+    ValueError if there is no step.
     """
     jobs = []
     for (task, seed), group in by_instance(recorded).items():
@@ -153,16 +155,16 @@ def continuations(world: World, recorded: Sequence[Episode], count: int) -> list
             for n, said in enumerate(given)
         ]
     if not jobs:
-        raise ValueError("no recorded episode has a step to go on from")
+        raise ValueError("no recorded episode has a step to continue from")
     return jobs
 
 
 def to_agent_states(jobs: Sequence[Job], rollouts: Sequence[Episode], seed: int) -> list[Job]:
-    """The same jobs, each beginning with what an agent did on its instance up to a state that it reached.
+    """The same jobs, each beginning with the answers by which an agent reached some state of the instance.
 
-    The states of an instance come in a seeded random order; episodes that began alike share states. The
-    task's whole limit of turns follows, and the agent's own examples stand before the task. Jobs beyond the
-    number of states are left out.
+    The states of an instance come in a seeded random order; episodes that began alike share states. From there
+    the job has the task's full limit of turns. It keeps the examples in the agent's prompt. Jobs beyond the number
+    of states are left out.
     """
     groups = by_instance(rollouts)
     order = {

@@ -1,7 +1,7 @@
-"""Reflection: the agent reads its own failed attempt, says what went wrong, and tries again after these words.
+"""Reflection: the agent reads its own failed attempt, says what went wrong, and tries again.
 
-Shinn et al. 2023, arXiv:2303.11366. The words are a turn of the conversation like any other; nothing but the
-verdict is told.
+Shinn et al. 2023, arXiv:2303.11366. Its words are a turn of the conversation like any other. It is told nothing
+but the verdict.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ QUESTION = "The task was not solved. Say in one sentence what went wrong and wha
 
 
 def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
-    """What the agent says to each failed episode; "" where the question does not fit the model's context.
+    """What the agent says about each failed episode; "" if the question does not fit into the model's context.
 
-    The random stream of each answer is its episode's own, so the words do not depend on their neighbours.
+    Each episode has its own random stream, so an answer does not depend on the other episodes.
     """
     waiting: dict[int, Request] = {}
     for number, episode in enumerate(failed):
@@ -31,7 +31,7 @@ def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
             uniforms = uniform_stream(policy.max_new_tokens, *seed)
             waiting[number] = Request(ids, uniforms, None)
     words = [""] * len(failed)
-    asked: dict[int, int] = {}  # the episode that each page of the sampler answers to
+    asked: dict[int, int] = {}  # {page of the sampler: number of the episode that it answers}
     while waiting or asked:
         for page in range(len(policy.sampler.texts.rows)):
             if page not in asked and waiting:
@@ -46,7 +46,7 @@ def words_after(policy: ModelPolicy, failed: Sequence[Episode]) -> list[str]:
 def retry_jobs(
     world: World, failed: Sequence[Episode], words: Sequence[str], retries: int
 ) -> list[Job]:
-    """`retries` attempts at each failed instance, after the failed attempt and the words said of it."""
+    """`retries` new attempts at each failed instance, with the failed attempt and the agent's words before them."""
     jobs = []
     for episode, said in zip(failed, words, strict=True):
         attempt = (*episode.shots, *as_shots([episode]), QUESTION, said)

@@ -1,9 +1,9 @@
-"""Rollouts: one policy plays many episodes at once, each in an environment of its own.
+"""Rollouts: one policy plays many episodes at once, each in its own environment.
 
-An episode is a loop: look, ask the policy, act. A page that waits for an answer is a row of the sampler,
-which writes one token in every such row at each step; meanwhile the other pages act, in their own process.
-With packed weights an answer depends on nothing but its own episode (`model/sampling`). So the same
-jobs give the same episodes whichever page is faster, and a run that was killed plays only what is missing.
+An episode is a loop: look, ask the policy, act. Each page that waits for an answer is a row of the sampler, which
+writes one token in every such row at each step. Meanwhile the other pages act, in their own process. With packed
+weights an answer depends only on its own episode (`model/sampling`). So the same jobs give the same episodes
+whichever page is faster, and after a kill only the missing ones are played.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from minidpo.data.prompt import understand
 from minidpo.system import processes
 
 ENV_TRIES = 3
-"How often an episode is begun; when the environment fails in all of them, it is given up."
+"How often an episode is tried before it is given up because the environment fails."
 
 
 async def play(
@@ -33,8 +33,9 @@ async def play(
 ) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
-    An episode whose environment fails begins again, ENV_TRIES times in all, the last time alone: a page that
-    ends the browser ends all that plays there. Returns the jobs given up then, each with its last error.
+    If its environment fails, an episode is tried again, ENV_TRIES times in all. The last try is made alone, because
+    a page that crashes the browser ends all other episodes in it. Returns the jobs that were given up, each with
+    its last error.
     """
     alone = []
     waiting = grouped(jobs, lambda job: job.task)
@@ -43,14 +44,14 @@ async def play(
     durations = defaultdict(list)  # by task: seconds of its episodes
 
     def work_a_page(task: str) -> float:
-        """The work that is left of a task for each page on it."""
+        """The remaining work of a task, divided by the pages that play it, with one more."""
         elapsed = time.perf_counter() - began
         return work(len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task))
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
-            # Loading another task's page takes as long as ten clicks, so a page stays with its task while any
-            # of it is left.
+            # Loading another task's page takes as long as ten clicks, so a page stays with its task until
+            # no episode of it is left.
             if not waiting.get(task_of_page[page]):
                 left = [task for task in waiting if waiting[task]]
                 task_of_page[page] = max(left, key=work_a_page)
@@ -73,7 +74,8 @@ async def play(
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
-    if policy.spare_core:  # a matrix product waits for the slowest of its threads
+    # leave a core to the browser: a matrix product waits for its slowest thread
+    if policy.spare_core:
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
@@ -87,8 +89,8 @@ async def play(
 
 
 def work(jobs: int, seconds: Sequence[float], elapsed: float) -> float:
-    """About how many seconds the waiting jobs of a task take, if its finished episodes took `seconds`. If
-    none has finished, each job is taken to last as long as all has lasted: long episodes are begun early.
+    """An estimate of how many seconds a task's waiting jobs take, if its finished episodes took `seconds`. If none
+    has finished, each job counts as long as the time that has passed, so tasks with long episodes begin early.
 
     >>> work(3, [1.0, 2.0], elapsed=9.0), work(3, [], elapsed=9.0)
     (4.5, 30.0)
@@ -127,7 +129,7 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy, world: World)
         turns.append(Turn(seen.text, reply.text, name, error, reply.ids, reply.logps))
         prompt_tokens = reply.prompt_tokens
     last, written = episode.observation, [len(turn.ids or ()) for turn in turns]
-    # The last prompt holds all pages and all answers but the last.
+    # The last prompt contains all pages, and all answers except the last.
     cost = Cost(
         prompt_tokens - sum(written[:-1]),
         sum(written),

@@ -1,12 +1,11 @@
-"""A chat endpoint for the agents of other programs, as OpenAI's, which records what is said.
+"""A chat endpoint like OpenAI's for the agents of other programs. It records the conversations.
 
     python evaluate.py --serve 8000 --model smollm2 --adapter minidpo/miniwob --record runs/talk.jsonl
 
-POST /v1/chat/completions and GET /v1/models are OpenAI's. Each answer names its `conversation`, in a stream the last
-chunk does; POST /v1/verdicts {"conversation": ID, "solved": true} judges it. A conversation goes on where a prompt begins
-with an earlier one and its answer. Where several could go on there, the answer has a new name. The header
-X-Conversation-Id gives one name to all.
-`train.py` learns from the record.
+POST /v1/chat/completions and GET /v1/models are OpenAI's. Each answer names its `conversation`; in a stream the last
+chunk does. POST /v1/verdicts {"conversation": ID, "solved": true} judges it. A prompt that begins with an earlier prompt
+and its answer continues that conversation. If it could continue several, the answer gets a new name. With the header
+X-Conversation-Id a client gives its own name. `train.py` learns from the record.
 """
 
 import json
@@ -25,11 +24,11 @@ from minidpo.acting.endpoint import Endpoint, Record, Refused, Serve, Told
 from minidpo.data.episodes import json_object
 from minidpo.system import processes
 
-MOST_BYTES = 2**24  # of a request
+MOST_BYTES = 2**24  # in a request
 
 
 def serve(options: Serve) -> None:
-    """Answer until somebody stops it."""
+    """Answer until somebody stops the program."""
     processes.refuse_torchrun("an endpoint is not shared")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with listening(options) as server:
@@ -37,18 +36,18 @@ def serve(options: Serve) -> None:
         print(f"{server.endpoint.name} answers at http://{host}:{port}/v1")
         reach = "only this machine reaches it"
         if not host.startswith("127."):
-            reach = "whoever reaches this address may ask, because no key is wanted"
+            reach = "anybody who reaches this address can use it, because it needs no key"
         kept = f"recorded in {options.record}" if options.record else "not recorded (--record)"
         print(f"{reach}; what is said is {kept}", flush=True)
         try:
             server.endpoint.answering.run()
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command goes on recording") from None
+            raise KeyboardInterrupt("the same command continues the record") from None
 
 
 @contextmanager
 def listening(options: Serve) -> Iterator["Server"]:
-    """A server that listens, and puts what it hears into the queue of its endpoint. Raises ValueError."""
+    """A server that puts requests into the queue of its endpoint. Raises ValueError if it cannot listen."""
     with ExitStack() as stack:
         record = stack.enter_context(Record(options.record)) if options.record else None
         try:
@@ -65,7 +64,7 @@ def listening(options: Serve) -> Iterator["Server"]:
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection. What a client does wrong ends its own."""
+    """A thread for each connection. A client's mistake ends only its own."""
 
     daemon_threads = True
     request_queue_size = 1024  # connections that wait to be accepted
@@ -77,11 +76,11 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A connection's requests."""
+    """The requests of a connection."""
 
-    protocol_version = "HTTP/1.1"  # a connection has many
-    timeout = 60  # seconds without a word
-    disable_nagle_algorithm = True  # else an answer waits 40 ms for an acknowledgement
+    protocol_version = "HTTP/1.1"  # a connection may carry several requests
+    timeout = 60  # seconds of silence
+    disable_nagle_algorithm = True  # otherwise an answer would wait 40 ms for an acknowledgement
     server: Server
 
     def do_GET(self) -> None:
@@ -112,13 +111,13 @@ class Handler(BaseHTTPRequestHandler):
         return Refused(404, f"nothing is at {self._path()!r:.80}")
 
     def _body(self) -> dict:
-        """The request's JSON. Raises Refused."""
+        """The JSON of the request. Raises Refused if it is not usable."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
-            self.close_connection = True  # what it sends is not read
+            self.close_connection = True  # the body is not read
             raise Refused(413, f"a request has Content-Length, at most {MOST_BYTES} bytes")
         text = self.rfile.read(int(length))
-        # a page in a browser may send other types to any address, this machine's, too
+        # a page in a browser can send other types to any address, also to this machine
         if "json" not in self.headers.get("Content-Type", ""):
             raise Refused(400, "a request has Content-Type: application/json")
         try:
@@ -159,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, body: dict, head: dict, answers: Iterable[str | Told]) -> None:
         """Send an answer as it grows, as server-sent events."""
-        self.close_connection = True  # its end is the end of the connection
+        self.close_connection = True  # the stream ends with the connection
         self._begin(200, {"Content-Type": "text/event-stream"})
         head["object"] = "chat.completion.chunk"
 
@@ -188,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(body).encode() + b"\n\n")
 
     def _logprobs(self, body: dict, said: Told) -> dict | None:
-        """log π of each token at temperature 1, if that is asked for."""
+        """log π of each token at temperature 1, if the request asks for it."""
         if body.get("logprobs") is not True:
             return None
         decode, entries = self.server.endpoint.chat.tokenizer.decode, []

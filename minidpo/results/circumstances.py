@@ -1,4 +1,4 @@
-"""When, where and by which code a result was made."""
+"""When and where a result was made, and by which code."""
 
 import platform
 import re
@@ -13,7 +13,7 @@ from minidpo.system import processes
 
 
 def circumstances(*packages: str) -> dict:
-    """Date, machine, commit, and the versions of these packages, as far as they are installed."""
+    """Date, machine, commit, and the versions of those of these packages that are installed."""
     versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -27,7 +27,7 @@ def circumstances(*packages: str) -> dict:
 
 
 def commit() -> str:
-    """The commit of this checkout, with a + if files have changed since; "" where there is no checkout."""
+    """The commit of this checkout, with a + if files have changed since; "" if this is no checkout."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return ""
@@ -36,13 +36,13 @@ def commit() -> str:
 
 
 def made_by(result: dict) -> str:
-    """The circumstances of a result as a sentence."""
-    code = f"minidpo {result['commit']}" if result.get("commit") else "minidpo"
-    return f"Made by {code} on {result['date']}, {result['machine']}."
+    """The circumstances of a result in words."""
+    code = f"minidpo, commit {result['commit']}," if result.get("commit") else "minidpo"
+    return f"Made with {code} on {result['date']}. Machine: {result['machine']}."
 
 
 def machine_name(device: str | None = None) -> str:
-    """System, processor as `lscpu` names it, and its cores or the device: a result depends on all of them."""
+    """System, processor and number of cores (or the device), because results depend on all of them."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(
         r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.is_file() else "", re.M

@@ -1,7 +1,7 @@
 """Measure success on held-out instances: the base and any number of adapters, all on the same instances.
 
-The seeds are disjoint from those of demonstrations and rollouts by construction. Play is greedy by default.
-A folder holds one evaluation. It can be continued, and extended by more agents and episodes.
+Their seeds are never used for demonstrations or rollouts. Play is greedy by default. A folder holds one evaluation,
+which can be continued and extended by more agents and episodes.
 """
 
 import json
@@ -35,7 +35,7 @@ from minidpo.system.ranges import NotNegative, Positive
 from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracker, Tracking
 
-# Settings that must stay the same when an evaluation is continued; adapters and episodes may become more.
+# Settings that must stay the same when an evaluation is continued; adapters and episodes may be added.
 FIXED = (
     "model",
     "world",
@@ -52,24 +52,24 @@ FIXED = (
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(PlayOptions):
-    """Success on held-out instances, several adapters side by side."""
+    """Measure success on held-out instances, of several adapters side by side."""
 
     adapters: tuple[str, ...] = ()
-    "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
+    "adapters in order, as NAME=FOLDER or NAME=OWNER/NAME (on the hub); `base=` (the default) is the model alone"
     split: Literal["validation", "test"] = "test"
-    "which held-out seeds"
+    "which held-out instances"
     episodes: Positive[int] = 100
-    "instances of each task, the same for every adapter"
+    "instances per task, the same for every adapter"
     temperature: NotNegative[float] = 0.0
-    "of the sampler; 0 is greedy"
+    "sampling temperature; 0 is greedy"
     best_of: Positive[int] = 1
-    "episodes of each instance, of which the best counts: an oracle's success (Best-of-N)"
+    "tries per instance, of which the best counts: an oracle's success (Best-of-N)"
     judge: Path | None = None
-    "with best_of: the adapter folder of a reward model, which chooses in place of the oracle"
+    "with best_of: adapter folder of a reward model that chooses instead of the oracle"
     max_new_tokens: Positive[int] = 96
-    "tokens an answer may have"
+    "most tokens in an answer"
     out: Path = Path("runs/evaluation")
-    "folder: NAME.jsonl with the episodes, result.json, report.html"
+    "folder for the episodes (NAME.jsonl), result.json and report.html"
     export: Literal["merged", "gguf"] | None = None
     "play nothing, but write each adapter, added to the base, as a model: merged, to OUT/NAME-merged, for \
 transformers; gguf, to OUT/NAME-merged.gguf, for llama.cpp and Ollama, and the adapter alone to \
@@ -81,8 +81,7 @@ OUT/NAME-lora.gguf"
         super().__post_init__()
         if self.best_of > 1 and not self.temperature:
             raise ValueError(
-                "best_of needs tries that differ, and greedy ones are all alike: set --temperature "
-                "above 0"
+                "best_of needs tries that differ, but greedy tries are all alike: set --temperature above 0"
             )
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
@@ -95,7 +94,8 @@ def evaluate(command: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a model. Returns the result."""
     adapters = parse_adapters(command.adapters)
     for folder in filter(None, adapters.values()):
-        lora.read_weights(folder)  # the last is opened an hour after the first
+        # read all now, because the last one is needed an hour after the first
+        lora.read_weights(folder)
     if command.export:
         return export(command, adapters)
     context = command.context()
@@ -146,7 +146,7 @@ def export(command: EvaluateCommand, adapters: dict[str, Path | None]) -> dict[s
 def play(
     command: EvaluateCommand, context: Context, name: str, adapter: Path | None, jobs: list[Job]
 ) -> list[Episode]:
-    """One agent's episodes of these jobs, played to OUT/NAME.jsonl; it goes on where it stopped."""
+    """Play an agent's jobs into OUT/NAME.jsonl, from where it stopped, and return the episodes."""
     out = command.out / f"{name}.jsonl"
     sampling = Sampling(command.temperature, max_new_tokens=command.max_new_tokens)
     pages = context.machine.page_count(command.watch)
@@ -154,7 +154,7 @@ def play(
     title = f"{name} on {command.split}"
     counts = play_to_file(policy, jobs, out, context=context, title=title, watch=command.watch)
     if not counts["episodes"]:
-        raise ValueError(f"{out}: not one episode could be played, because the world failed")
+        raise ValueError(f"{out}: no episode could be played, because the world failed")
     keys = {job.key for job in jobs}
     return [episode for episode in read(out) if episode.key in keys]
 
@@ -173,7 +173,7 @@ def best_tries(
 
 
 def settings_of(command: EvaluateCommand) -> dict:
-    """The settings that a result tells."""
+    """The settings that are written into the result."""
     names = ["world", "split", "seed", "temperature", "best_of"]
     if command.shots:
         names.append("shots")
@@ -205,7 +205,7 @@ def write_files(
         episodes,
         world=context.world,
         title=f"{len(tasks)} {command.world} tasks",
-        about=f"{command.model}: {agents}",
+        about=f"Base model: {command.model}. Adapters: {agents}",
         settings={"model": command.model, **settings_of(command)},
         curves=curves,
     )

@@ -1,7 +1,7 @@
 """What the report shows besides numbers: episodes with pictures, and pairs token by token.
 
-An episode is the same each time it is played, so its actions are enough to take pictures of it afterwards. A
-world without pictures, or a machine without its browser, gives a report whose episodes are text.
+An episode is the same each time it is played, so pictures of it can be taken afterwards by repeating its
+actions. If the world has no pictures, or its browser is missing, the report shows episodes as text.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ def write_report(
     curves: Mapping[str, Sequence[dict]] = {},
     pairs: Sequence[dict] = (),
 ) -> None:
-    """Write report.html: a result, some of the agents' episodes, and what else `report.render` explains.
+    """Write report.html: a result, some of the agents' episodes, and the rest that `report.render` describes.
 
-    episodes: of each agent of the result, in its order. pairs: as `shown_pairs` returns them.
+    episodes: {agent: episodes} in the order of the result. pairs: from `shown_pairs`.
     """
     played, telling = telling_instances(episodes)
     comparison = newest_comparison(result)
@@ -72,10 +72,10 @@ def write_report(
 def telling_instances(
     episodes: Mapping[str, Sequence[Episode]],
 ) -> tuple[int, list[dict[str, Episode]]]:
-    """How many instances all agents have played, and those to show as {agent: episode}, most telling first.
+    """The number of instances that all agents played, and those to show as {agent: episode}, most telling first.
 
-    For each task: the first that the last agent solved and the one before it did not; then the other way
-    round; then one that neither solved; then one that both solved. With few tasks, more of each kind.
+    For each task: the first that the last agent solved and the one before it did not; then the other way round; then
+    one that neither solved; then one that both solved. With few tasks, there are more of each kind.
     """
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
     last = [*by_key.values()][-1]
@@ -103,11 +103,11 @@ class Shot(NamedTuple):
 
     text: str  # the observation
     png: bytes
-    marks: list[list[int]]  # left, top, width, height of all that the turn's action uses
+    marks: list[list[int]]  # left, top, width, height of each element that the turn's action uses
 
 
 def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> list[dict]:
-    """Instances as `report.render` takes them, with pictures if the world can take them."""
+    """Instances for `report.render`, with pictures if the world has any."""
     episodes = [episode for instance in telling for episode in instance.values()]
     shots: list[list[Shot] | None] = [None] * len(episodes)
     cameras = world.pictures(min(PAGES, len(episodes))) if episodes else None
@@ -129,7 +129,7 @@ def with_pictures(world: World, telling: Sequence[Mapping[str, Episode]]) -> lis
 async def photograph_all(
     world: World, cameras: AbstractAsyncContextManager, episodes: Sequence[Episode]
 ) -> list[list[Shot] | None]:
-    """The pages of each episode; None where the world failed."""
+    """The pages of each episode, or None if the world failed."""
     shots: list[list[Shot] | None] = [None] * len(episodes)
     waiting = deque(enumerate(episodes))
     bar = tqdm(total=len(episodes), desc="pictures for the report", unit="episode")
@@ -148,7 +148,7 @@ async def photograph_all(
 
 
 async def photograph(world: World, camera: Camera, episode: Episode) -> list[Shot]:
-    """Play an episode again: the page before each of its turns, and the page at the end."""
+    """Replay an episode and photograph the page before each of its turns and at the end."""
     seen, shots = await camera.reset(episode.task, episode.seed), []
     for turn in episode.turns:
         action = world.parse(turn.action) if turn.action else None
@@ -162,9 +162,9 @@ async def photograph(world: World, camera: Camera, episode: Episode) -> list[Sho
 def shown_instance(played: Mapping[str, tuple[Episode, Sequence[Shot] | None]]) -> dict:
     """One instance: each agent's turns, with the page before each turn and at the end.
 
-    `pictures` are PNGs in base64, each one once, of `size` width and height. Each agent's `turns` and `final`
-    name the number of a picture; None for a page that differs from the one that the agent saw. `marks` are
-    boxes around what a turn's action uses.
+    `pictures` are PNGs in base64 without repetition; `size` is their width and height. Each agent's `turns` and `final`
+    hold the number of a picture, or None if the page was not the one that the agent saw. `marks` are boxes around the
+    elements that a turn's action uses.
     """
     pictures: dict[bytes, int] = {}
     shown = {}
@@ -205,7 +205,7 @@ def shown_instance(played: Mapping[str, tuple[Episode, Sequence[Shot] | None]]) 
 
 
 def png_size(png: bytes) -> tuple[int, int]:
-    """Width and height in pixels: they follow the signature and the header's length and name."""
+    """Width and height in pixels, which follow the signature and the header's length and name."""
     return struct.unpack(">II", png[16:24])
 
 
@@ -218,7 +218,7 @@ def shown_pairs(
     agents: tuple[str, str],
     until: str = "end",
 ) -> list[dict]:
-    """Some of a training's pairs as `report.render` takes them: each token's log-prob under two adapters.
+    """Some of a training's pairs for `report.render`, with each token's log-prob under two adapters.
 
     The first pair of each task comes first, then the second of each, PAIRS in all. agents: the names of the
     adapters `before` and `after`. until: where training cut the pairs.
@@ -242,7 +242,7 @@ def shown_pairs(
 
 
 def token_rows(tokens: Sequence[Token]) -> list[list]:
-    """Rows of text, turn, log-prob before, after. Tokens in a row that the agent did not write are joined."""
+    """Rows of text, turn, log-prob before, log-prob after. Neighbouring tokens of others than the agent are joined."""
     rows: list[list] = []
     for text, turn, before, after in tokens:
         if turn >= 0:

@@ -51,33 +51,35 @@ const probability = p => {
 function headline(results, policies) {
   const last = policies.at(-1), before = policies.at(-2);
   const { best_of: tries, temperature, judge } = data.settings;
-  const rate = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
+  const rate = policy => make("span", {},
+    make("strong", { className: "num" }, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const which = data.settings.split === "validation" ? "validation" : "held-out";
   const of = policy => `${results[policy].all.n.toLocaleString("en")} ${which} instances`;
   const text = make("p", {}, last, " solves ", rate(last), " of ", of(last));
   if (before) text.append(" and ", before, " ", rate(before), " of ",
-    results[before].all.n === results[last].all.n ? "the same" : of(before));
+    results[before].all.n === results[last].all.n ? "the same ones" : of(before));
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
-  if (tries > 1) text.append((judge ? ` A reward model (${judge}) chose ` :
-    ` This is an oracle's success, not the agent's own: the world's verdict chose `) +
-    `the best of ${tries} tries at temperature ${number(temperature)}.`);
+  const who = judge ? `The reward model ${judge}` : "The world's verdict";
+  if (tries > 1) text.append(` ${who} chose ` +
+    `the best of ${tries} tries at temperature ${number(temperature)}` +
+    (judge ? "." : ", so this is the success of an oracle, not of the agent alone."));
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
   return make("div", { className: "headline" }, gain, text);
 }
 
-// With three agents or more: each against the one before it.
+// With three agents or more, each is compared with the one before it.
 function compared(comparisons) {
   return comparisons.map(({ before, after, gain_points, p_value, only_after, only_before, n }) =>
-    make("p", { className: "note compared" }, `${after} against ${before}: ` +
+    make("p", { className: "note compared" }, `${after} compared with ${before}: ` +
       `${signed(gain_points)} points on the same ${n.toLocaleString("en")} instances (${only_after} won, ` +
       `${only_before} lost), exact McNemar p ${probability(p_value)}`));
 }
 
-// A row for each name that any agent has under this key, a column an agent.
+// A row for each name that any agent has under this key, and a column for each agent.
 function table(id, title, key, text, policies, results) {
   const names = [...new Set(policies.flatMap(policy => Object.keys(results[policy][key] ?? {})))];
   if (!names.length) return "";
@@ -92,15 +94,15 @@ function table(id, title, key, text, policies, results) {
     make("tbody", {}, ...names.map(name => make("tr", {}, make("th", {}, name), ...cells(name)))));
 }
 
-// How often each agent failed for which cause.
+// How many episodes of each agent failed, by cause.
 const causeTable = (results, policies) =>
-  table("causes", "failed episodes", "causes", count => count ?? 0, policies, results);
+  table("causes", "failed episodes by cause", "causes", count => count ?? 0, policies, results);
 
-// Success where the first page shows little to act on, and where it shows much.
+// Success by how many elements of the first page can be used.
 const difficultyTable = (results, policies) => {
   const bands = new Set(policies.flatMap(policy => Object.keys(results[policy].difficulty ?? {})));
-  return bands.size < 2 ? "" :  // a world in text has nothing to click on
-    table("difficulty", "success, by elements to act on", "difficulty",
+  return bands.size < 2 ? "" :  // a text world has no elements
+    table("difficulty", "success by number of usable elements", "difficulty",
       row => row ? `${percent(row.success)} of ${row.n}` : "\u2013", policies, results);
 };
 
@@ -124,7 +126,7 @@ function taskTable(results, policies) {
       cell("valid", percent(row.valid_action_rate)));
   };
   const group = (name, rowOf) => {
-    const [before, last] = policies.slice(-2).map(rowOf);  // undefined if the browser failed on the task
+    const [before, last] = policies.slice(-2).map(rowOf);  // undefined if the agent has no episode of the task
     const lines = policies.filter(rowOf).map(policy => line(policy, rowOf(policy)));
     const gain = before && last ? make("span", {}, signed(100 * (last.success - before.success))) : null;
     lines[0].prepend(make("th", { rowSpan: lines.length }, name, gain));

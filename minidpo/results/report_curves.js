@@ -1,4 +1,4 @@
-// Training as it was logged: one chart a number, the rounds one after another. Read report_episodes.js next.
+// Training curves: a chart for each logged number, rounds side by side. Read report_episodes.js next.
 
 // Round marks (1, 2 or 5 times a power of ten) from low to high, about `count` of them.
 function ticks(low, high, count) {
@@ -31,7 +31,7 @@ function chart(title, keys, parts, unit) {
   const colour = key => keys.length > 1 && key.includes("rejected") ? colours[0] : colours[1];
 
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
-    "aria-label": `${title}: ${steps.length} ${unit}s, arrow keys read them` });
+    "aria-label": `${title}: ${steps.length} ${unit}s; read them with the arrow keys` });
   const write = (text, x, y, anchor) => root.append(svg("text", { x, y, "text-anchor": anchor }, text));
   const rule = (kind, x1, y1, x2, y2) => root.appendChild(svg("line", { class: kind, x1, y1, x2, y2 }));
   for (const value of ticks(low, high, 4)) {
@@ -87,7 +87,7 @@ function chart(title, keys, parts, unit) {
   return make("figure", {}, make("figcaption", {}, title), legend, root);
 }
 
-// Numbers that show how learning goes come first; those about how it ran are folded away.
+// Numbers that show what was learned come first; those on speed and memory are folded away.
 const LEARNING = ["loss", "margin", "accuracy", "logp", "reward", "mean_drop"];
 const RUNNING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
@@ -95,7 +95,7 @@ function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
   const rows = parts.flatMap(part => part.rows), unit = name === "stages" ? "stage" : "step";
   for (const key of new Set(rows.flatMap(Object.keys))) {
-    if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
+    if (key === "step" || rows.filter(row => isNumber(row[key])).length < 2) continue;  // one point is no curve
     (groups[key.replace(side, "")] ??= []).push(key);
   }
   const draw = titles => make("div", { className: "charts" }, ...titles.map(title =>
@@ -105,10 +105,10 @@ function stage(name, parts) {
   const folded = RUNNING.filter(title => groups[title]);
   const times = parts.length > 1 ? `, rounds ${parts[0].round}\u2013${parts.at(-1).round}` : "";
   return make("section", {}, make("h3", {}, name + times), draw(shown), folded.length
-    ? make("details", {}, make("summary", {}, "rate, gradient, speed, memory"), draw(folded)) : null);
+    ? make("details", {}, make("summary", {}, "learning rate, gradient norm, speed, memory"), draw(folded)) : null);
 }
 
-// {"sft": rows, "dpo": rows, "dpo-2": rows}: a section for SFT, one for both rounds of DPO.
+// {"sft": rows, "dpo": rows, "dpo-2": rows} gives a section for SFT and one for both rounds of DPO.
 function training(curves) {
   const stages = {};
   for (const [name, rows] of Object.entries(curves)) {
@@ -116,5 +116,6 @@ function training(curves) {
     const parts = stages[name.replace(/-\d+$/, "")] ??= [], last = parts.at(-1);
     parts.push({ round: parts.length + 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
   }
-  return Object.entries(stages).map(([name, parts]) => stage(name, parts));
+  return Object.entries(stages).map(([name, parts]) => stage(name, parts))
+    .filter(section => section.querySelector("figure"));
 }

@@ -1,6 +1,6 @@
 // Episodes, step by step: the agents side by side on one instance. Read report_tokens.js next.
 
-// Frames around what an action uses, clipped to the picture; a point without a size becomes a ring.
+// Frames around the elements that an action uses, clipped to the picture. A point gets a ring.
 function marks(boxes, [across, down]) {
   return boxes.flatMap(([left, top, width, height]) => {
     const edge = width && height ? 2 : 6, clip = (value, most) => Math.max(0, Math.min(most, value));
@@ -30,13 +30,13 @@ function pane(policy, run, { pictures, size }, step, reading) {
   if (turn) {
     // set at the click, because the "toggle" event may come after the next key press
     const read = make("details", { open: reading.open },
-      make("summary", { onclick: () => reading.open = !read.open }, "what it read"),
+      make("summary", { onclick: () => reading.open = !read.open }, "what the agent read"),
       make("pre", {}, turn.observation));
     tell("soft", `step ${step + 1} of ${run.turns.length}`);
-    if (!size) said.append(read);  // in text alone it comes first, as it did for the agent
+    if (!size) said.append(read);  // without pictures the observation comes first, as it did for the agent
     if (turn.action) tell("thought", turn.thought);  // else the whole answer is shown
     said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
-    tell("soft", boxes.length && !drawn.length && "What it uses lies outside the picture.");
+    tell("soft", boxes.length && !drawn.length && "The element it used is outside the picture.");
     tell("bad", turn.error);
     if (size) said.append(read);
   } else {
@@ -51,7 +51,7 @@ function pane(policy, run, { pictures, size }, step, reading) {
 function viewer(instances) {
   const policies = data.policies.filter(policy => policy in instances[0].episodes);
   const tasks = [...new Set(instances.map(instance => instance.task))].sort();
-  // whether the observations are unfolded; stays from step to step. Without pictures they are all there is.
+  // whether observations are unfolded, kept from step to step; open at first if there are no pictures
   const reading = { open: !instances.some(instance => instance.size) };
   let current = instances[0], step = 0, shown = policies;
   const kind = ({ episodes }) => {
@@ -128,13 +128,13 @@ function viewer(instances) {
 
 // Says which episodes are shown.
 function chosenEpisodes(instances, played) {
-  const only = (winner, loser) => `${winner} solved and ${loser} did not`;
+  const only = (winner, loser) => `that ${winner} solved and ${loser} did not`;
   const [before, last] = policies.slice(-2);
-  const kinds = policies.length === 1 ? ["was not solved", "was solved"]
-    : [only(last, before), only(before, last), "neither of the two solved", "both solved"];
+  const kinds = policies.length === 1 ? ["that was not solved", "that was solved"]
+    : [only(last, before), only(before, last), "that neither solved", "that both solved"];
   const pictures = instances.some(instance => instance.size)
-    ? "The picture is the page before the step, with a frame around what the action uses. " : "";
+    ? "The picture shows the page before the step, with a frame around the element used. " : "";
   const [some, all] = [instances.length, played].map(count => count.toLocaleString("en"));
-  return `${some} of the ${all} instances played, chosen by a rule: of each task the first that ` +
-    `${kinds.join(", ")}, and so on. ${pictures}The left and right arrow keys step, too.`;
+  return `These are ${some} of the ${all} instances played: of each task the first ${kinds.join(", ")}, ` +
+    `then the second of each kind, and so on. ${pictures}The left and right arrow keys also step.`;
 }

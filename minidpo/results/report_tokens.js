@@ -1,4 +1,4 @@
-// What training moved: the tokens of a pair, coloured. `report.html` calls all of this.
+// How training changed each token of a pair. `report.html` calls all of this.
 
 const nats = value => minus((value < 0 ? "" : "+") + value.toFixed(2));
 const share = logp => percent(Math.exp(logp));
@@ -33,7 +33,7 @@ function hint() {
 // The two agents whose log-probs a pair shows.
 const agents = () => data.pairs[0].agents;
 
-// `parts`: index of the row where the two sides differ first; `counts`: how many rows training read.
+// `parts`: index of the first row in which the two sides differ; `counts`: how many rows training used.
 function tokenSide(name, side, parts, counts, scale, note) {
   const [first, last] = agents();
   const nodes = [], runs = [];
@@ -52,7 +52,7 @@ function tokenSide(name, side, parts, counts, scale, note) {
       node.classList.toggle("parts", index === parts);
       node.classList.toggle("unread", index >= counts);
       const read = () => note.show(node, [[first, share(before), nats(before)],
-        [last, share(after), nats(after)], ["moved", "", `${nats(moved)} nats`]]);
+        [last, share(after), nats(after)], ["change", "", `${nats(moved)} nats`]]);
       for (const kind of ["pointerenter", "focus", "click"]) node.addEventListener(kind, read);
       for (const kind of ["pointerleave", "blur"]) node.addEventListener(kind, note.hide);
       nodes.push(node);
@@ -63,8 +63,8 @@ function tokenSide(name, side, parts, counts, scale, note) {
   const sum = which => side.tokens.slice(0, counts).reduce((total, token) => total + (token[which] ?? 0), 0);
   const section = make("section", {}, make("h3", {}, name,
     make("span", { className: "tag " + mood(side.outcome) }, side.outcome)),
-    make("p", { className: "small" }, `log-prob under ${first} ${nats(sum(2))}, under ${last} ` +
-      `${nats(sum(3))}: moved ${nats(sum(3) - sum(2))}`),
+    make("p", { className: "small" }, `log-prob ${nats(sum(2))} under ${first} and ` +
+      `${nats(sum(3))} under ${last}, a change of ${nats(sum(3) - sum(2))}`),
     ...runs.filter(run => run.text.trim()).map(run => run.turn < 0
       ? make("details", {}, make("summary", {}, run === runs[0] ? "prompt" : "page"),
         make("pre", {}, run.text))
@@ -89,7 +89,7 @@ const cutInRejected = (pair, parts) => pair.until === "token" && pair.rejected.t
 function explorer(pairs) {
   const moves = pairs.flatMap(pair => [pair.chosen, pair.rejected]).flatMap(side => side.tokens)
     .filter(token => token[1] >= 0).map(token => Math.abs(token[3] - token[2])).sort((a, b) => a - b);
-  // the 98 % quantile, so that a few outliers do not pale the rest
+  // the 98 % quantile, so that a few outliers do not make all other tokens pale
   const scale = Math.max(0.5, moves[Math.floor(0.98 * moves.length)] ?? 0);
   const note = hint(), sides = make("div", { className: "episodes" });
   const open = index => {
@@ -112,8 +112,9 @@ function explorer(pairs) {
 // Says what the colours mean.
 function explainPairs() {
   const [first, last] = agents();
-  return "Pairs that were trained on. Each token that the agent wrote is coloured by how much more likely " +
-    `(blue) or less likely (orange) ${last} makes it than ${first}: the difference of their log-probs, in ` +
-    "nats. A bar marks where the two sides part. Pale tokens after it were cut off in training and do not " +
-    "count in the sum. Point at a token, tap it, or walk with the arrow keys.";
+  return `Training used these pairs. Tokens that ${last} makes more likely than ${first} are blue, those that ` +
+    "it makes less likely are orange; the stronger the colour, the larger the difference of the two " +
+    "log-probs, in nats. A bar marks the first token in which the two sides differ. Pale tokens after it " +
+    "were cut off in training and are not in the sums. Point at a token or tap it to see its numbers; the " +
+    "arrow keys move from token to token.";
 }

@@ -1,10 +1,10 @@
 """Success: episodes in, rates and comparisons out.
 
-A success rate of n episodes is a binomial count: `wilson` gives its interval. Two agents are compared by the
-instances on which they differ: `mcnemar_exact` asks whether a fair coin could have split those so unevenly.
-Both numbers are about these tasks and these trainings. They say nothing about other tasks or another seed of
-training. A task may show the same page for many seeds: `pages` counts the different pages, and the rates
-`new` leave out pages that training had.
+The successes among n episodes are a binomial count, and `wilson` gives the interval of their rate. Two agents are
+compared on the instances on which they differ: `mcnemar_exact` asks whether a fair coin could have split those so
+unevenly. Both numbers are about these tasks and these trainings; they say nothing about other tasks or training seeds.
+A task may show the same page for many seeds, so `pages` counts different pages, and the rates `new` leave out pages
+that appeared in training.
 """
 
 import math
@@ -17,7 +17,7 @@ from itertools import pairwise
 from minidpo.data.episodes import Episode, by_instance, grouped
 from minidpo.data.interval import wilson
 
-# How many elements the first page shows that can be acted on, at most.
+# The most usable elements on the first page, for each band.
 BANDS = {"1 - 3 to act on": 3, "4 - 7": 7, "8 - 15": 15, "16 and more": math.inf}
 
 
@@ -26,7 +26,7 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
     A alone solved only_a instances, B alone only_b. If neither is better, each of these is a fair coin, so
     p = 2 · P(Binomial(only_a + only_b, 1/2) <= min(only_a, only_b)), at most 1, from exact integers.
-    Instances that both or neither solved say nothing. McNemar 1947, Psychometrika 12(2), in its exact form.
+    Instances that both or neither solved do not count. McNemar 1947, Psychometrika 12(2), in its exact form.
 
     >>> mcnemar_exact(1, 8)  # 2 · (1 + 9) / 2**9
     0.0390625
@@ -45,9 +45,9 @@ def summary(
     """One agent's rates: {"all": rates, "tasks": {task: rates}, "difficulty": {band: rates},
     "reward_by_step": mean rewards, "causes": {cause: failed episodes}}.
 
-    sampled: episodes at temperature 1. Their rates are kept apart as "sampled", because greedy play hides a
-    bad habit while a good one is a little more likely. trained_on: the first prompts of training. "new" then
-    holds the rates on all other prompts, None if there are no others. cause: names why an episode failed.
+    sampled: episodes at temperature 1. Their rates are kept apart as "sampled", because greedy play hides a bad habit
+    as long as a good one is a little more likely. trained_on: the first prompts of training. "new" then holds the
+    rates on all other prompts, None if there are none. cause: returns why an episode failed.
     """
     by_task = grouped(episodes, lambda e: e.task)
     rates = {
@@ -69,7 +69,7 @@ def summary(
 
 
 def reward_by_step(episodes: Sequence[Episode]) -> list[float]:
-    """Mean reward if all play had stopped after 1, 2, ... turns: an episode that is longer pays nothing.
+    """Mean reward if play had stopped after 1, 2, ... turns; episodes that are longer count as 0.
 
     >>> from minidpo.data.episodes import Turn
     >>> played = lambda turns, paid: Episode("t", 1, 0, "", (Turn("", "", None),) * turns, "solved", paid, "")
@@ -84,7 +84,7 @@ def reward_by_step(episodes: Sequence[Episode]) -> list[float]:
 
 
 def difficulty(episode: Episode) -> str:
-    """The band of BANDS for how many elements of the first page can be acted on.
+    """The band of BANDS for the number of usable elements on the first page.
 
     It is the same for every agent. An agent that had read five demonstrations a task solved 52, 31, 22 and
     9 % of all of MiniWoB++ in the four bands (docs/log.md, "All of MiniWoB++").
@@ -95,7 +95,7 @@ def difficulty(episode: Episode) -> str:
 
 
 def rates_of(episodes: Sequence[Episode]) -> dict:
-    """Success with its interval, and the means, of some episodes."""
+    """Success with its interval, and mean values, over some episodes."""
     solved, n = sum(e.solved for e in episodes), len(episodes)
     low, high = wilson(solved, n)
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -114,8 +114,8 @@ def rates_of(episodes: Sequence[Episode]) -> dict:
 def best_of(episodes: Sequence[Episode], rewards: Sequence[float] | None = None) -> list[Episode]:
     """One episode of each instance, renumbered 0: the first that was solved, else the first.
 
-    This is Best-of-N as ETO measures it. The world's verdict chooses, so it is an oracle's success, not the
-    agent's. With rewards, one an episode, the first with the highest reward is taken instead.
+    This is Best-of-N as in ETO. The world's verdict chooses, so it is an oracle's success, not the agent's alone.
+    rewards: one for each episode; the first with the highest reward is taken instead.
     """
     judged = [e.solved for e in episodes] if rewards is None else rewards
     rank = {id(episode): value for episode, value in zip(episodes, judged, strict=True)}
@@ -126,7 +126,7 @@ def best_of(episodes: Sequence[Episode], rewards: Sequence[float] | None = None)
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
-    """Gain in points and McNemar's p-value on the instances that both played; ValueError if there is none."""
+    """Gain in points and McNemar's p-value on the instances that both played. Raises ValueError without any."""
     solved_before = {e.key: e.solved for e in before}
     solved_after = {e.key: e.solved for e in after}
     shared = solved_before.keys() & solved_after.keys()
@@ -146,8 +146,8 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
 
 
 def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
-    """`comparison`: the last agent against the first; of three or more also `comparisons`: each against the
-    one before it, with their names as `before` and `after`. Empty if there is only one agent."""
+    """`comparison` compares the last agent with the first. With three agents or more, `comparisons` compares each with
+    the one before it, named `before` and `after`. Empty if there is only one agent."""
     names, fields = list(episodes), {}
     if len(names) > 1:
         fields["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
@@ -160,7 +160,7 @@ def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
 
 
 def newest_comparison(result: dict) -> dict:
-    """The last agent against the one before it: the gain of the last training. {} if there is one agent."""
+    """The last agent compared with the one before it: the gain of the last training. {} if there is one agent."""
     return (result.get("comparisons") or [result.get("comparison", {})])[-1]
 
 

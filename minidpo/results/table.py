@@ -1,4 +1,4 @@
-"""A result as text: a row a task, a column an agent, comparisons below."""
+"""A result as text: a row for each task, a column for each agent, comparisons below."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from minidpo.results.success import BANDS
 
 
 def table(result: dict) -> str:
-    """The result as text, its `headline` first if it has one; "-" stands for what an agent has not."""
+    """The result as text, with its `headline` first if it has one; "-" where an agent has no value."""
     agents = result["agents"]
     names, rates = list(agents), list(agents.values())
     tasks = list(dict.fromkeys(task for agent in rates for task in agent["tasks"]))
@@ -33,20 +33,20 @@ def table(result: dict) -> str:
         ("mean steps", "mean_steps", 1, 1),
         ("valid actions %", "valid_action_rate", 100, 1),
     ):
-        if all(key in agent["all"] for agent in rates):  # results of before have no mean reward
+        if all(key in agent["all"] for agent in rates):  # old results have no mean reward
             cells = [f"{scale * agent['all'][key]:.{digits}f}" for agent in rates]
             lines.append(row(label, cells))
 
     bands = [agent.get("difficulty", {}) for agent in rates]
     shown = [band for band in BANDS if any(band in agent for agent in bands)]
     if len(shown) > 1:
-        lines.append("success by the number of elements to act on that the first page shows:")
+        lines.append("success by number of usable elements on the first page:")
         lines += [rate_row(f"  {band}", [agent.get(band) for agent in bands]) for band in shown]
 
     rewards = [agent.get("reward_by_step", []) for agent in rates]
     longest = max(map(len, rewards))
     if longest > 1:
-        lines.append("mean reward if all play had stopped after so many turns:")
+        lines.append("mean reward if every episode had stopped after so many turns:")
         for turns in (2**k for k in range(longest.bit_length())):
             lines.append(row(f"  {turns}", [_reward_after(turns, each) for each in rewards]))
 
@@ -76,12 +76,12 @@ def _rate(rate: dict) -> str:
 
 
 def _reward_after(turns: int, rewards: Sequence[float]) -> str:
-    """The mean reward after so many turns; an agent's last one if its longest episode was shorter."""
+    """The mean reward after so many turns; the last one if the agent's longest episode was shorter."""
     return f"{rewards[min(turns, len(rewards)) - 1]:.3f}" if rewards else "-"
 
 
 def _instances(result: dict, tasks: Sequence[str]) -> str:
-    """How many instances were played, how many different pages they show, how many training did not have."""
+    """The number of instances, of different pages among them, and of instances whose page was not in training."""
     rates = list(result["agents"].values())
     which = "validation" if result.get("split") == "validation" else "held-out"
     counts = [
@@ -97,15 +97,15 @@ def _instances(result: dict, tasks: Sequence[str]) -> str:
         text += f", different pages: {whole['pages']}"
     new = [agent["new"]["n"] if agent["new"] else 0 for agent in rates if "new" in agent]
     if new:
-        text += f"; instances whose page training did not have: {max(new)}"
+        text += f"; instances whose page was not in training: {max(new)}"
     return text
 
 
 def _chosen_by(result: dict) -> str:
     by = "the world's verdict: an oracle's success, not the agent's"
     if result.get("judge"):
-        by = f"the reward model {result['judge']}, without the world's verdict"
+        by = f"the reward model {result['judge']}, not by the world's verdict"
     return (
         f"best of {result['best_of']} tries at temperature {result['temperature']:g}, chosen by "
-        f"{by}; steps and valid actions are of that try"
+        f"{by}; steps and valid actions are those of the chosen try"
     )

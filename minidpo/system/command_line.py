@@ -1,4 +1,4 @@
-"""The command line: flags, and a TOML file of defaults where one is named, become one dataclass."""
+"""The command line: flags, and the TOML file that --config names, become one dataclass."""
 
 import contextlib
 import difflib
@@ -33,7 +33,7 @@ AS_INSTALLED = {
 
 
 def as_started(text: str) -> str:
-    """A text that names scripts and make; where minidpo is installed, its program in their place."""
+    """A text that names scripts and make. If minidpo is installed, its program is named instead."""
     for pattern, instead in AS_INSTALLED.items() if PACKAGED.is_dir() else ():
         text = re.sub(pattern, instead, text)
     return text
@@ -42,8 +42,8 @@ def as_started(text: str) -> str:
 def parse(kind: type, arguments: list[str], program: str, description: str):
     """The command's dataclass `kind` from `--config FILE` and flags.
 
-    The file's values come first, so flags win. The two are checked together, because a required option may
-    be in either; an error names the file.
+    The file's values come first, so flags win. Both are checked together, because a required option may be in
+    either. An error names the file.
     """
     if {"-h", "--help"} & {*arguments}:
         print(short_help(kind, as_started(description)), flush=True)
@@ -57,7 +57,7 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     )
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(
-            f"{twice[0]} is given twice, and the last alone would count: name all behind one"
+            f"{twice[0]} is given twice, and only the last one would count: give it once, with all its values"
         )
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     try:
@@ -69,8 +69,8 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
 
 
 def at_home(options):
-    """Options whose paths begin at home where they begin with `~`: no shell reads a TOML file, quotes or
-    `--out=~/x`. The options check themselves again."""
+    """The options with `~` at the beginning of a path replaced by the home folder, which no shell does in a TOML
+    file, in quotes or in `--out=~/x`. The options are checked again."""
     if isinstance(options, Path):
         return Path(os.path.expanduser(options))
     if isinstance(options, tuple):
@@ -82,7 +82,7 @@ def at_home(options):
 
 
 def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
-    """The file behind --config or None, the file's content as flags, and the other arguments."""
+    """The file after --config or None, its content as flags, and the other arguments."""
     parts = []
     for argument in arguments:
         parts += argument.split("=", 1) if argument.startswith("--config=") else [argument]
@@ -95,8 +95,8 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 
 
 def toml_flags(path: str | Path) -> list[str]:
-    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
-    installed, configs/NAME is the one that came with it, unless there is such a file here."""
+    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. If minidpo is installed and
+    there is no file configs/NAME here, the one that came with minidpo is read."""
     file = at_home(Path(path))
     packaged = PACKAGED / Path(*file.parts[1:])
     if file.parts[:1] == ("configs",) and not file.exists() and packaged.is_file():
@@ -107,7 +107,7 @@ def toml_flags(path: str | Path) -> list[str]:
         raise ValueError(
             f"{path}: the configuration file cannot be read ({error.strerror})"
         ) from None
-    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8, or nested too deep
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deep
         raise ValueError(f"{path}: not TOML: {error}") from None
     return [part for flag in _flags(values) for part in flag]
 
@@ -115,7 +115,7 @@ def toml_flags(path: str | Path) -> list[str]:
 def changed_flags(kind: type, *configs) -> list[str]:
     """The flags that reproduce settings: those that differ from the defaults of the command's dataclass `kind`.
 
-    configs: dataclasses that together have its fields.
+    configs: dataclasses that together have the fields of `kind`.
     """
     settings = {}
     for config in configs:
@@ -125,7 +125,7 @@ def changed_flags(kind: type, *configs) -> list[str]:
 
 
 def _flags(values: dict, prefix: str = "") -> Iterator[list[str]]:
-    """Each option as its flag and the flag's values."""
+    """Each option as its flag and its values."""
     for name, value in values.items():
         name = name.replace("_", "-")
         if isinstance(value, dict):
@@ -137,9 +137,9 @@ def _flags(values: dict, prefix: str = "") -> Iterator[list[str]]:
 
 
 def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
-    """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
+    """tyro's parser. Its boxed error message becomes one line: what is wrong, and what was perhaps meant."""
     printed, program = io.StringIO(), as_started(program)
-    # so wide that no word is broken
+    # wide enough that no word is broken
     columns = {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}
     try:
         with contextlib.redirect_stderr(printed), patch.dict(os.environ, columns):
@@ -164,7 +164,7 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
 
 
 def options_like(option: str, kind: type) -> list[str]:
-    """The options of a command whose own name, without that of their group, is nearly this one's.
+    """The options of a command whose name, without their group's, is nearly this one's.
 
     >>> from minidpo.results.evaluate import EvaluateCommand; options_like("--episode", EvaluateCommand)
     ['--episodes']
@@ -178,7 +178,7 @@ def options_like(option: str, kind: type) -> list[str]:
 
 
 def command_in(table: Mapping[str, object], name: str, what: str):
-    """The command of this name. Raises ValueError, with the name that was perhaps meant."""
+    """The command of this name. If there is none, raises ValueError with the name that was perhaps meant."""
     if name not in table:
         near = difflib.get_close_matches(name, table, n=1)
         hint = f" (is it {near[0]}?)" if near else ""
@@ -187,35 +187,36 @@ def command_in(table: Mapping[str, object], name: str, what: str):
 
 
 def _unread() -> bool:
-    """Whether what reads the output has had enough, as `head` has; if so, nothing more is written."""
+    """Whether the reader of the output has closed it, as `head` does; if so, nothing more is written."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # else Python says so as it ends
+        # otherwise Python would complain at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False
 
 
 def main(run: Callable[[list[str]], object]) -> None:
-    """Run a script with its arguments; an expected error is one line and exit code 2, never a traceback."""
-    # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it; so calling it
-    # here lets a run that plays first and one that skips its finished rollouts compute the same bits.
+    """Run a script with its arguments. An expected error is one line and exit code 2, never a traceback."""
+    # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it, so it is called
+    # here: otherwise a run that skips its finished rollouts would not compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
-    gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
+    # so that the garbage collector skips what was imported; saves half a second, also at exit
+    gc.freeze()
     try:
         with processes.process_group(), told_of_the_end():
             run(sys.argv[1:])
             sys.stdout.flush()
-    # a wrong setting or input, the disk, memory
+    # a wrong setting or input, the disk, or memory
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if isinstance(error, BrokenPipeError) and _unread():
             sys.exit(128 + signal.SIGPIPE)
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError):
-            text += " (train.py plan tells what needs memory)"
+            text += " (train.py plan shows what needs memory)"
         print(f"error: {as_started(text)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"stopped; {str(stop) or 'the same command goes on from here'}", file=sys.stderr)
+        print(f"stopped; {str(stop) or 'the same command continues from here'}", file=sys.stderr)
         sys.exit(130)

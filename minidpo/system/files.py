@@ -16,12 +16,12 @@ from pathlib import Path
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name beside `path` for this process. What killed processes left under such names is deleted."""
+    """A temporary name beside `path` for this process. Deletes what killed processes left under such names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
     for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
         process = leftover.name.removeprefix(prefix)
-        if process.isdecimal() and not Path("/proc", process).exists():  # it was killed
+        if process.isdecimal() and not Path("/proc", process).exists():  # that process was killed
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
@@ -39,7 +39,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         with named_in_errors(path):
             yield temporary
-            # otherwise a crash could leave the new name without its content
+            # otherwise a crash could leave an empty file under the new name
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -49,7 +49,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def named_in_errors(path: Path) -> Iterator[None]:
-    """Add the file's name to an error of the disk that lacks one, such as "no space left"."""
+    """Add the file's name to a disk error without one, such as "no space left"."""
     try:
         yield
     except OSError as error:
@@ -80,7 +80,7 @@ def read_json(path: str | Path) -> dict:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:  # bad JSON, or not UTF-8, or nested too deep
+    except (ValueError, RecursionError) as error:  # bad JSON, not UTF-8, or nested too deep
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {content!r:.40}")
@@ -88,12 +88,12 @@ def read_json(path: str | Path) -> dict:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file only names, for Git LFS, the content that should be in its place."""
+    """Whether a file is a Git LFS pointer instead of the content itself."""
     return begins_with(path, b"version https://git-lfs")
 
 
 def begins_with(path: Path, magic: bytes) -> bool:
-    """Whether these are a file's first bytes; of a folder and of nothing they are not."""
+    """Whether there is a file that begins with these bytes."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -101,10 +101,10 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 
 def check_version(content: dict, known: int, what: str, way_out: str = "") -> dict:
-    """JSON content without its `version`, which must be `known`. Without one it is version 1."""
+    """JSON content without its `version`, which must be `known`. Content without a version has version 1."""
     if (version := content.pop("version", 1)) != known:
         raise ValueError(
-            f"{what} of format version {version}, but this minidpo knows {known}{way_out}"
+            f"{what} of format version {version}, but this minidpo reads version {known}{way_out}"
         )
     return content
 

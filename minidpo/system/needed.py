@@ -1,4 +1,4 @@
-"""Importing this says in one line which packages are missing, where a traceback would say it in thirty."""
+"""Importing this module ends the program with one line, not a traceback, if packages are missing."""
 
 import importlib.util
 import sys

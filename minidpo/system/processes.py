@@ -1,9 +1,10 @@
-"""Several processes as one run: what torchrun started shares the work and ends with one result.
+"""Several processes as one run: the processes that torchrun started share the work and make one result.
 
-Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
-over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
-plays its own instances in its own browser, to a file of its own at first. All else rank 0 alone writes and
-prints. Ranks exchange numbers and JSON. Without torchrun there is one rank: it does all and sends nothing.
+Each rank holds the whole model and computes its share of a step's micro-batches. Gradients are summed over the
+ranks and all ranks make the same step, so the parameters stay equal without being sent. When episodes are played,
+each rank plays its own instances in its own browser and writes its own file, which is merged later. Everything else
+is written and printed by rank 0 alone. Ranks exchange numbers and JSON. Without torchrun there is one rank, which
+does everything.
 """
 
 import json
@@ -23,19 +24,19 @@ from torch import Tensor, nn
 from minidpo.system.errors import first_line
 
 T = TypeVar("T")
-# how long the ranks wait for each other within a training step, and while one still plays; the death of a
-# rank is noticed at once
+# How long ranks wait for each other in a training step, and in a phase, when one may still play. The death of a
+# rank is noticed at once.
 STEP_TIMEOUT, PHASE_TIMEOUT = timedelta(minutes=30), timedelta(days=30)
-GO_ON = "the same command goes on from what is saved"
+GO_ON = "the same command continues from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 
 
 class RankLost(OSError):
-    """Another rank has ended, or does not answer."""
+    """Another rank has ended or does not answer."""
 
 
 class _Terminated(KeyboardInterrupt):
-    """torchrun ends this process. It is an interrupt because an event loop lets nothing else through."""
+    """torchrun ends this process. It is a KeyboardInterrupt because an event loop swallows other exceptions."""
 
 
 def cores() -> int:
@@ -54,14 +55,14 @@ def rank() -> int:
 
 
 def refuse_torchrun(what: str) -> None:
-    """Raise ValueError if there are several processes; `what` begins its text: "a pair is not explained"."""
+    """Raise ValueError if there are several processes. `what` begins its text, as in "a pair is not explained"."""
     if world_size() > 1:
         raise ValueError(f"{what} in {world_size()} processes; start it without torchrun")
 
 
 def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens). They
-    are those that one process would compute, to the last bit; only the order of summing differs."""
+    """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens). One process
+    would compute the same micro-batches; only the order of summing differs."""
     costs = [len(part) * max(lengths[i] for i in part) for part in parts]
     return [
         part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()
@@ -69,7 +70,7 @@ def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]
 
 
 def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each part: the most expensive part comes first and goes to the rank with the least work.
+    """The rank of each part. The most expensive parts are dealt first, each to the rank with the least work.
 
     >>> assign_ranks([3, 9, 5, 4], ranks=2)
     [0, 0, 1, 1]
@@ -82,7 +83,7 @@ def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def require_own_gpu(device: torch.device) -> None:
-    """Raises ValueError, in all ranks, if one is to compute on a GPU that is not its own."""
+    """Raise ValueError in all ranks if two of them would share a GPU."""
     with fail_together():
         if (
             world_size() > 1
@@ -93,8 +94,8 @@ def require_own_gpu(device: torch.device) -> None:
             )
         ):
             raise ValueError(
-                "to train or judge under torchrun each process needs its own GPU: start at most "
-                f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda"
+                "under torchrun each process needs its own GPU: start at most "
+                f"{torch.cuda.device_count()} processes, and leave out --machine.device or set it to cuda"
             )
 
 
@@ -126,13 +127,13 @@ def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
-    """Every rank calls this; rank 0 alone does the work. The others wait, fail if it fails, and get None."""
+    """Call this in every rank; only rank 0 does the work. The others wait, fail if it fails, and get None."""
     with fail_together(phase=True):
         return work(*arguments) if rank() == 0 else None
 
 
 def by_rank_0(method: Callable[..., T]) -> Callable[..., T | None]:
-    """A method that every rank calls and rank 0 alone carries out, as `on_rank_0` does."""
+    """A decorator: every rank calls the method, and only rank 0 carries it out, as in `on_rank_0`."""
 
     @wraps(method)
     def on_every_rank(*arguments):
@@ -143,8 +144,8 @@ def by_rank_0(method: Callable[..., T]) -> Callable[..., T | None]:
 
 @contextmanager
 def fail_together(phase: bool = False) -> Iterator[None]:
-    """All ranks leave the block together, and a ValueError or OSError of one is raised in all.
-    `phase`: the ranks may arrive days apart, as when one still plays."""
+    """All ranks leave the block together, and a ValueError or OSError in one of them is raised in all.
+    phase: the ranks may arrive days apart, because one of them still plays."""
     own_error = None
     try:
         yield
@@ -158,7 +159,7 @@ def fail_together(phase: bool = False) -> Iterator[None]:
 
 
 def all_gather(value: T, phase: bool = False) -> list[T]:
-    """Every rank's value, by rank; a value is anything that JSON can hold. `phase` as in `fail_together`."""
+    """The values of all ranks, in their order; a value is anything that JSON can hold. phase: see `fail_together`."""
     if world_size() == 1:
         return [value]
     group, text = _groups["phase"] if phase else None, json.dumps(value).encode()
@@ -173,7 +174,7 @@ def all_gather(value: T, phase: bool = False) -> list[T]:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Inside, the processes that torchrun started can reach each other. Without torchrun it does nothing."""
+    """Inside this block the processes that torchrun started can reach each other. Does nothing without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         yield
         return
@@ -190,7 +191,7 @@ def process_group() -> Iterator[None]:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=STEP_TIMEOUT)
             _groups["phase"] = dist.new_group(timeout=PHASE_TIMEOUT, backend="gloo")
         with ExitStack() as stack:
-            if rank() > 0:  # silent, progress bars too; errors are printed outside of this block
+            if rank() > 0:  # silent, without progress bars; errors are printed outside this block
                 nowhere = stack.enter_context(open(os.devnull, "w"))
                 stack.enter_context(redirect_stdout(nowhere))
                 stack.enter_context(redirect_stderr(nowhere))
@@ -210,7 +211,7 @@ def process_group() -> Iterator[None]:
 def _detect_lost_ranks() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
+    except RuntimeError as error:  # from gloo or NCCL: the connection was closed, or the time is up
         raise RankLost(
             f"another process of this run has ended or does not answer "
             f"({first_line(error)}); {GO_ON}"

@@ -1,4 +1,4 @@
-"""A range in an option's type, `lr: Positive[float]`, is checked as soon as its dataclass is made."""
+"""Ranges in the types of options: `lr: Positive[float]` is checked as soon as the dataclass is made."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Range(NamedTuple):
-    """Which finite numbers an option may have."""
+    """The finite numbers that an option may have."""
 
     words: str
     holds: Callable[[float], bool]
@@ -23,7 +23,7 @@ Seed = Annotated[int, Range("from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)]
 
 @dataclass(frozen=True)
 class Checked:
-    """Options, each within the ranges of its type. None is off and accepted. Raises ValueError."""
+    """Options that must lie within the ranges of their types, otherwise ValueError. None means off and is allowed."""
 
     def __post_init__(self):
         for name, kind in get_type_hints(type(self), include_extras=True).items():
@@ -33,17 +33,17 @@ class Checked:
                     isinstance(limit, Range)
                     and value is not None
                     and not (limit.holds(value) and value < math.inf)
-                ):  # nan holds nothing
+                ):  # nan is in no range
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
         if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
-            raise ValueError(f"{empty[0]} names no file: give one or more")
+            raise ValueError(f"{empty[0]} has no value: give one or more")
 
     def changed(self, *names: str) -> list[str]:
-        """Those of these options that are not at their default."""
+        """Those of these options that differ from their default."""
         found = {f.name: f for f in fields(self) if f.name in names}
         return [name for name, f in found.items() if vars(self)[name] != default_of(f)]
 
 
 def default_of(f: Field) -> object:
-    """The value of a field that is not given; MISSING if it must be."""
+    """The default of a field; MISSING if it is required."""
     return f.default if f.default_factory is MISSING else f.default_factory()

@@ -1,7 +1,7 @@
-"""result.json: what a loop or an evaluation found, with the agents under a key of their own.
+"""result.json: what a run or an evaluation found.
 
-`{"version": 2, "agents": {name: {"all": rates, "tasks": {task: rates}}}, "comparison": ..., ...}`. Version 1
-had the agents at the top level, beside the other fields; it is turned into this shape when it is read.
+`{"version": 2, "agents": {name: {"all": rates, "tasks": {task: rates}}}, "comparison": ..., ...}`. In version 1
+the agents were at the top level, beside the other fields; reading turns it into version 2.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ VERSION = 2
 
 
 def read_result(path: Path) -> dict:
-    """A result.json of version 1 or 2 in the shape of version 2; `agents` is empty for a round of a loop."""
+    """A result.json of version 1 or 2 in the shape of version 2. `agents` is empty if the file names none."""
     content = read_json(path)
     if content.get("version", 1) == 1:
         agents = {

@@ -1,7 +1,7 @@
-"""A run folder: what one training leaves behind, written so that a kill can tear nothing.
+"""A run folder: what one training leaves on the disk, written so that a kill damages nothing.
 
-`config.json` holds the settings and `metrics.jsonl` one line a step. `state.safetensors` holds parameters,
-optimizer and step in ONE file, so they never disagree; `done` marks a finished run.
+`config.json` holds the settings, `metrics.jsonl` one line per step. `state.safetensors` holds parameters, optimizer
+and step in one file, so that they always belong together. `done` marks a finished run.
 """
 
 import fcntl
@@ -29,13 +29,13 @@ from minidpo.system.tracking import Tracking, flat
 VERSION = 1  # of the folder's layout and its JSON files
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STATE_VERSION = "3"  # 3: instances in a random order within an epoch
-# Settings that change no result: places, and how much is computed at a time.
+# Settings that do not change the result: paths, and how much is computed at a time.
 NOT_DECISIVE = {
     "out",
     "track",
     "explain",
     "export",
-    "golden",  # is hashed with the data
+    "golden",  # hashed with the data
     "machine.micro_tokens",
     "machine.tree_tokens",
     "machine.depth_first",
@@ -49,21 +49,21 @@ NOT_DECISIVE = {
 
 
 class RunFolder:
-    """The folder of one training. From `begin` on it belongs to this configuration and this process."""
+    """The folder of one training. After `begin` it belongs to this configuration and this process."""
 
     def __init__(self, folder: str | Path, config: dict):
         self.folder = Path(folder)
         self.config = as_json(config)  # as read_settings returns it
         self.metrics, self.state = self.folder / "metrics.jsonl", self.folder / "state.safetensors"
         self.base = ""  # fingerprint of the base's weights
-        self.drawn = ""  # tokens that dropout is drawn for at a time
+        self.drawn = ""  # how many tokens dropout is drawn for at a time
         self._lock = None
         self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
 
     def _check_settings(self) -> None:
-        """Raise ValueError if the folder holds a run with other settings that has made a step, or something
-        that is of no run."""
+        """Raise ValueError if the folder holds a run with other settings that has made a step, or files that
+        belong to no run."""
         if (self.folder / "config.json").is_file():
             changed = changed_settings(read_settings(self.folder), self.config)
             if changed and (self.metrics.exists() or self.state.exists() or self.finished):
@@ -73,7 +73,7 @@ class RunFolder:
                 )
         elif self.state.exists() or (self.folder / "adapter").exists():
             raise ValueError(
-                f"{self.folder} has no config.json, which says what run its files are of: give another --out"
+                f"{self.folder} has files of a run but no config.json with its settings: give another --out"
             )
 
     @processes.by_rank_0
@@ -94,17 +94,17 @@ class RunFolder:
         self.tracking.sync()
 
     def steps_so_far(self) -> list[dict]:
-        """The steps in the log, as the process reads them that may be writing it."""
+        """The steps in the log. Rank 0 reads them, because it may be writing the file."""
         return processes.all_gather(records(self.folder) if processes.rank() == 0 else [])[0]
 
     @processes.by_rank_0
     def truncate_log(self, steps: int) -> None:
-        """Keep the first `steps` lines of the log: later ones will be logged again."""
+        """Keep the first `steps` lines of the log; the later steps will be logged again."""
         text = self.metrics.read_text() if self.metrics.is_file() else ""
         lines = text.splitlines(keepends=True)[:steps]
         if len(lines) < steps:
             raise ValueError(
-                f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
+                f"{self.metrics} holds {len(lines)} steps, but {self.state.name} was saved at step "
                 f"{steps}; delete both to start again"
             )
         if text:
@@ -112,9 +112,9 @@ class RunFolder:
 
     @processes.by_rank_0
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Save everything that the next step depends on, after `step` steps."""
+        """After `step` steps, save everything that the next step depends on."""
         if self.metrics.is_file():
-            # the log of these steps must be on the disk before the state is
+            # the log of these steps must reach the disk before the state does
             with open(self.metrics, "rb+") as file:
                 os.fsync(file.fileno())
         metadata = {"step": str(step), "version": STATE_VERSION}
@@ -134,12 +134,12 @@ class RunFolder:
                 raise ValueError(f"{self.state}: made by another version")
             if metadata.get("base", self.base) != self.base:
                 raise ValueError(
-                    f"{self.state}: its base had other weights or another dtype: go on "
+                    f"{self.state}: the run began with another base model or dtype: continue "
                     "with the model and the device that it began with"
                 )
             if metadata.get("drawn", self.drawn) != self.drawn:
                 raise ValueError(
-                    f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a time: go on "
+                    f"{self.state}: dropout was drawn for {metadata['drawn']} tokens at a time: continue "
                     "with that --machine.micro-tokens"
                 )
             if metadata.get("sha256") != _checksum(metadata, tensors):
@@ -150,7 +150,7 @@ class RunFolder:
 
     @processes.by_rank_0
     def call(self, work, *arguments) -> None:
-        """Let one process alone do this."""
+        """Do this in one process only."""
         work(*arguments)
 
     @processes.by_rank_0
@@ -164,14 +164,14 @@ class RunFolder:
 
     @processes.by_rank_0
     def finish(self) -> None:
-        """Mark the run as complete and delete the state that a restart would go on from."""
+        """Mark the run as complete and delete the state from which a restart would continue."""
         self.tracking.finish()
         write_text(self.folder / "done", "complete\n")
         self.state.unlink(missing_ok=True)
 
     @processes.by_rank_0
     def resync_finished(self) -> None:
-        """Bring a finished run up to date: no state is left, and the tracker is complete."""
+        """Bring a finished run up to date: delete the state and complete the tracker."""
         self.state.unlink(missing_ok=True)  # a kill may have come before `finish` did
         self.tracking.finish()
 
@@ -219,9 +219,9 @@ def records(folder: Path) -> list[dict]:
 
 
 def changed_settings(old: dict, new: dict) -> str:
-    """The decisive settings in which two configurations differ, with both values; "" if they agree. Of an input
-    the content decides: in place of a path NAME its hash NAME_sha256 is compared, so a moved file is the same;
-    an older run that did not hash it yet is compared by its path.
+    """The decisive settings in which two configurations differ, with both values; "" if they agree. Inputs are
+    compared by content, NAME_sha256 instead of the path NAME, so a moved file is the same input. Inputs of an old
+    run without hashes are compared by path.
 
     >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
@@ -242,7 +242,7 @@ def changed_settings(old: dict, new: dict) -> str:
 
 
 def _decisive(config: dict) -> dict:
-    """The settings that decide a result, flat."""
+    """The settings that decide the result, without nesting."""
     settings = flat({name: x for name, x in config.items() if f"{name}_sha256" not in config})
     return {
         name: value

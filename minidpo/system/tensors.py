@@ -1,4 +1,4 @@
-"""Tensors on disk, as safetensors files that are written whole or not at all, and on their way to a device.
+"""Tensors: in safetensors files, which are written whole or not at all, and on their way to a device.
 
 The same tensors and metadata always give the same bytes, so two files can be compared with `cmp`.
 """
@@ -41,7 +41,7 @@ def open_weights(path: Path) -> Iterator[safe_open]:
     except (FileNotFoundError, SafetensorError) as error:
         if is_lfs_pointer(Path(path)):
             raise ValueError(
-                f"{path}: a Git LFS pointer in place of the weights: run `git lfs pull` in its folder"
+                f"{path}: a Git LFS pointer instead of the weights: run `git lfs pull` in its folder"
             ) from None
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
 
@@ -58,12 +58,12 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def require_finite(path: str | Path, name: str, *values: Tensor) -> None:
-    """Raise ValueError if one of a tensor's values, in the dtype that they have now, is not finite.
+    """Raise ValueError if a tensor holds a value that is not finite in its present dtype.
 
-    A model with one such weight says nonsense, or fails an hour later where nobody sees the cause.
+    A model with one such weight writes nonsense, or fails an hour later for no visible reason.
     """
     for part in values:
-        # aminmax passes NaN on; isfinite() takes fifty times as long and a second tensor
+        # aminmax passes NaN on; isfinite() takes fifty times as long and allocates a second tensor
         if (
             part.dtype in FLOATS
             and part.numel()
@@ -86,8 +86,8 @@ def write_weights(
     """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written, ValueError for
     a tensor that is not finite.
 
-    The library's `save_file` takes a temporary name of its own choice, which a kill would leave for good, and
-    writes metadata in any order. The file is the length of its header, the header in JSON, then the bytes.
+    The library's `save_file` chooses its own temporary name, which would stay after a kill, and writes metadata in
+    any order. A file is the length of its header, the header in JSON, then the bytes.
     """
     for name, tensor in tensors.items():
         require_finite(path, name, tensor)
@@ -100,7 +100,7 @@ def write_weights(
             "data_offsets": [end, end := end + tensor.nbytes],
         }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # so that all tensors are aligned, of which the widest come first
+    # aligns all tensors, because the widest dtypes come first
     text += b" " * (-len(text) % 8)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -109,9 +109,10 @@ def write_weights(
 
 
 def to_device(value, device: torch.device):
-    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
+    """A tensor, or a named tuple with its tensors, moved to the device. Other values stay as they are."""
     if isinstance(value, Tensor):
-        if device.type == "cuda":  # pinned, or the copy would wait for all that the GPU has to do
+        # pinned memory: otherwise the copy would wait for all queued work of the GPU
+        if device.type == "cuda":
             return value.pin_memory().to(device, non_blocking=True)
         return value.to(device)
     if hasattr(value, "_fields"):
@@ -125,8 +126,8 @@ def bytes_of(tensor: Tensor) -> np.ndarray:
 
 
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names; the device does not count.
-    dtype: what the tensors are read in.
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names, whatever the device.
+    dtype: the tensors are converted to it first.
 
     >>> fingerprint({"a": torch.zeros(2)})[:8], fingerprint({"a": torch.zeros(2, 1)})[:8]
     ('1815de51', '6385b3d9')

@@ -1,9 +1,8 @@
-"""A copy of a run's numbers in MLflow, TensorBoard or trackio, where people compare runs.
+"""Copies a run's numbers to MLflow, TensorBoard or trackio, where people compare runs.
 
-A tracker gets a copy of the lines of `metrics.jsonl`. The store itself is asked which steps it has, so it gets
-each step once, even if the run was killed, the server was away, or tracking began in the middle. A tracker that
-fails before the work begins is an error. One that fails later is reported once, and the work goes on. The
-libraries are optional.
+A tracker gets the lines of `metrics.jsonl`. It is asked which steps it has, so it gets each step once, even if the
+run was killed, the server was away, or tracking began in the middle. If a tracker fails before the work begins,
+that is an error; if it fails later, that is printed once and the work continues. The libraries are optional.
 """
 
 import json
@@ -23,18 +22,18 @@ from minidpo.system.result_file import read_result
 
 Tracker = Literal["mlflow", "tensorboard", "trackio"]
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
-OPEN: set["Tracking"] = set()  # those that a tracker takes for running
+OPEN: set["Tracking"] = set()  # those whose run the tracker shows as running
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
 
 
 class Tracking:
-    """The tracker of one run folder; without `track` in the configuration it does nothing.
+    """The tracker of one run folder; does nothing if the configuration has no `track`.
 
-    A failure before `begin` has ended raises ValueError; a later one is printed once and the work goes on.
+    A failure before the end of `begin` raises ValueError; a later one is printed once and the work continues.
     """
 
     def __init__(self, folder: Path, config: Mapping):
-        # only rank 0 tracks; this must hold before the process group exists, so it reads the variable
+        # only rank 0 tracks; the process group may not exist yet, so the variable is read
         self.name = config.get("track") if os.environ.get("RANK", "0") == "0" else None
         self.folder, self.title = folder.resolve(), str(folder)
         self.settings = flat({name: value for name, value in config.items() if name != "track"})
@@ -62,7 +61,7 @@ class Tracking:
             self._guarded(self._complete)
 
     def stop(self, status: str) -> None:
-        """Tell the tracker that the work ended early, as FAILED or KILLED. `begin` takes the run up again."""
+        """Tell the tracker that the work ended early, FAILED or KILLED. `begin` resumes the run."""
         if self.store is not None:
             self._guarded(lambda: self.store.end(status))
         self._close()
@@ -74,14 +73,14 @@ class Tracking:
             raise ValueError(
                 f"--track {self.name} needs a package: pip install {self.name}"
             ) from None
-        except Exception as error:  # errors of a server, a database or a disk have no common class
+        except Exception as error:  # errors of servers, databases and disks have no common class
             problem = f"--track {self.name}: {first_line(error)[:300]}"
             if fatal:
                 raise ValueError(problem) from None
             if not self.failed:
                 tqdm.write(
-                    f"{problem}\nThe work goes on. metrics.jsonl has every step; the tracker gets "
-                    "what it missed at the end, or when the command is started again",
+                    f"{problem}\nThe work continues. metrics.jsonl has every step; the tracker gets "
+                    "the missing ones at the end, or when the command is started again",
                     file=sys.stderr,
                 )
             self.failed = True
@@ -110,7 +109,7 @@ class Tracking:
         self.store.log(list(map(json.loads, lines)))
 
     def _complete(self) -> None:
-        if self.store is None:  # it failed, or was never open
+        if self.store is None:  # it failed or was never opened
             self._open()
         self._send()
         paths = [self.folder / name for name in FILES if (self.folder / name).exists()]
@@ -128,7 +127,7 @@ class Tracking:
 
 @contextmanager
 def told_of_the_end() -> Iterator[None]:
-    """If the block is left by an error or by Ctrl-C, no tracker takes a run of it for one that still runs."""
+    """If an error or Ctrl-C ends the block, its trackers are told, so that no run is shown as still running."""
     try:
         yield
     except BaseException as error:
@@ -141,7 +140,7 @@ class MLflow:
     """A run in the store that MLFLOW_TRACKING_URI names, by default MLflow's own: `mlflow.db` here."""
 
     def __init__(self, folder: Path):
-        # MLflow's defaults would make training wait four minutes for a server that is away
+        # with MLflow's defaults training would wait four minutes for a missing server
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow import MlflowClient
@@ -151,7 +150,7 @@ class MLflow:
         if not self.where.startswith("http"):
             self.viewer = f"mlflow ui --backend-store-uri {self.where}"
         self.title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "minidpo")
-        # raises if the store is not there
+        # raises if there is no store
         self.experiment = self.client.get_experiment_by_name(self.title)
 
     def open(self, name: str, run: str | None, settings: dict) -> str:
@@ -167,16 +166,16 @@ class MLflow:
         self.run, known = run, self.client.get_run(run).data
         self.client.update_run(run, "RUNNING")
         new = [Param(k, str(v)) for k, v in settings.items() if k not in known.params]
-        for at in range(0, len(new), 100):  # MLflow takes 100 a call
+        for at in range(0, len(new), 100):  # MLflow takes 100 per call
             self.client.log_batch(run, params=new[at : at + 100])
-        self.last = {}  # of each metric, the last step and its newest value
+        self.last = {}  # {metric: (last step, its newest value)}
         for metric in known.metrics:
             history = self.client.get_metric_history(run, metric)
             self.last[metric] = max((m.step, m.timestamp, m.value) for m in history)[::2]
         return run
 
     def log(self, lines: list[dict]) -> None:
-        """Add the numbers that the run lacks, or of its last step others: an evaluation may be done twice."""
+        """Add the numbers that the run lacks, and changed ones of its last step, as an evaluation may be repeated."""
         from mlflow.entities import Metric
 
         now, new = int(1000 * time.time()), []
@@ -186,7 +185,7 @@ class MLflow:
                 if found != last and found[0] >= last[0]:
                     new.append(Metric(name, value, now, line["step"]))
                     self.last[name] = found
-        for at in range(0, len(new), 1000):  # MLflow takes 1,000 a call
+        for at in range(0, len(new), 1000):  # MLflow takes 1,000 per call
             self.client.log_batch(self.run, metrics=new[at : at + 1000])
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
@@ -212,7 +211,7 @@ class TensorBoard:
         self.viewer = f"tensorboard --logdir {self.where}"
 
     def open(self, name: str, run: str | None, settings: dict) -> None:
-        """Purge the older events: `log` gets all lines again, so a torn event file loses none."""
+        """Purge older events. `log` gets all lines again, so nothing is lost if an event file was cut off."""
         self.writer = self.writer_class(self.where, purge_step=0, flush_secs=10)
         rows = [{"setting": key, "value": x} for key, x in settings.items()]
         self.writer.add_text("settings", as_table(rows))
@@ -223,13 +222,13 @@ class TensorBoard:
                 self.writer.add_scalar(name, value, line["step"])
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
-        """Event files hold no other files."""
+        """Add the table of results; event files cannot hold other files."""
         if rows:
             self.writer.add_text("results", as_table(rows))
         self.end("FINISHED")
 
     def end(self, status: str) -> None:
-        """Event files know no status."""
+        """Close the event file, which has no status."""
         self.writer.close()
 
 
@@ -268,7 +267,7 @@ class Trackio:
         self.end("FINISHED")
 
     def end(self, status: str) -> None:
-        """trackio knows no status."""
+        """End the run; trackio has no status."""
         self.run.finish()
 
 

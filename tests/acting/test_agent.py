@@ -141,14 +141,13 @@ def test_what_is_too_long_or_no_action_is_told(agent):
     assert said.action is None and said.error.startswith("no action found")
 
 
-def test_the_lines_in_the_readme_run(capsys):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(code, {})  # as it stands: nothing needs to be trained first
-    (told,) = re.findall(r"\.action\)  # (.*)", code)
-    assert re.fullmatch(
-        re.escape(told) + r"\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out
-    )
+def test_the_agent_of_the_page_for_own_programs_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "own-program.md").read_text()
+    code = next(code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "Agent(" in code)
+    exec(code, {})  # nothing needs to be trained first
+    outcome = r"(solved|failed|limit)"
+    step = rf"\S+ (True|False) (True|False) (None|{outcome})"
+    assert re.fullmatch(rf"{outcome}\n{step}\n", capsys.readouterr().out)
 
 
 def test_the_shipped_adapter_is_found_from_any_folder(tmp_path, monkeypatch):

@@ -101,12 +101,14 @@ def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(
     monkeypatch.setattr(browse, "web_page", lambda url, goal, watch: envs.web_page(url, goal))
     policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "no", "stop", "s", "q", "")
     episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
-    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + ["Enter closes the window: "]
+    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + [
+        "Press Enter to close the window: "
+    ]
     assert (
         episode.outcome == "stopped"
         and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
     )
-    assert [turn.error for turn in episode.turns] == ["the user said no to this"] * 2
+    assert [turn.error for turn in episode.turns] == ["the user refused this action"] * 2
     assert not any("sent" in asked for asked in site.seen)
     assert len({seen.text for seen in policy.shown}) == 1
 
@@ -126,7 +128,7 @@ def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for name, stand_in in (("visit", visit), ("model_policy", Mock())):
         monkeypatch.setattr(browse, name, stand_in)
-    with pytest.raises(KeyboardInterrupt, match="the same command is another visit"):
+    with pytest.raises(KeyboardInterrupt, match="another visit"):
         browse.browse(Browse(url=site.origin, goal="Look.", out=tmp_path, **options), CONTEXT)
 
 
@@ -145,9 +147,9 @@ def test_an_agent_whose_context_is_full_forgets_what_was_first(run, site, tmp_pa
     policy = Script(*[WAIT] * 4, fits=2)
     assert len(visited(run, site, tmp_path, policy, steps=4).turns) == 4
     assert policy.numbers == [0, 1, 2, 3]  # of the turns, which random numbers go by
-    assert "context, which begins 1 turns later now" in capsys.readouterr().out
+    assert "the agent forgets its first 1 turns" in capsys.readouterr().out
     assert visited(run, site, tmp_path, Script(fits=0)).outcome == "stopped"
-    assert "this page alone is too long" in capsys.readouterr().out
+    assert "this page alone" in capsys.readouterr().out
 
 
 def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(
@@ -259,5 +261,7 @@ def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):
     assert process.wait(30) == 0, told
     (episode,) = read(tmp_path / "episode.jsonl")
     assert episode.outcome == "stopped" and "stopped after 2 steps" in told
-    assert episode.turns[0].error == "the user said no to this" and episode.turns[1].error is None
+    assert (
+        episode.turns[0].error == "the user refused this action" and episode.turns[1].error is None
+    )
     assert all(turn.action and turn.ids for turn in episode.turns)

@@ -46,7 +46,7 @@ def test_of_a_task_with_fewer_instances_all_are_played_and_a_line_says_so(capsys
     [
         (lambda: split_instances(WORLD, {"a": 2, "b": 3}, "test", 100), "test"),
         (lambda: split_instances(WORLD, {"a": 1}, "train"), "'train'"),
-        (lambda: with_shots([Job("a", 1, 0, 8)], [golden(2)], 1), "a: 0 solved"),
+        (lambda: with_shots([Job("a", 1, 0, 8)], [golden(2)], 1), "a: 1 solved"),
         (lambda: with_golden_steps([Job("stairs", 9, 0, 8)], [golden(1)]), "golden"),
         (lambda: continuations(WORLD, [replace(golden(1), turns=())], 2), "step"),
     ],

@@ -310,7 +310,7 @@ def test_a_token_tells_its_numbers_to_mouse_keyboard_and_finger(open_report):
     page, _ = open_report(example(), has_touch=True)
     hint = page.locator("#hint")
     link = page.locator("#pairs section").nth(0).locator(".token", has_text="link")
-    expected = '" link"\nsft\t30.1\u2009%\t−1.20\ndpo\t81.9\u2009%\t−0.20\nmoved\t\t+1.00 nats'
+    expected = '" link"\nsft\t30.1\u2009%\t−1.20\ndpo\t81.9\u2009%\t−0.20\nchange\t\t+1.00 nats'
     link.hover()
     assert hint.inner_text() == expected
     page.mouse.move(5, 5)

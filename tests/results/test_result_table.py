@@ -72,7 +72,7 @@ def test_new_pages_and_an_oracles_choice_are_told():
         "temperature": 1.0,
     }
     text = table(result)
-    assert "all new pages" in text and "training did not have: 6" in text and "oracle" in text
+    assert "all new pages" in text and "not in training: 6" in text and "oracle" in text
     judged = table({**result, "judge": "runs/rm/adapter"})
     assert "runs/rm/adapter" in judged and "oracle" not in judged
 

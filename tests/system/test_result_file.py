@@ -38,5 +38,7 @@ def test_a_round_of_a_loop_has_a_result_without_agents(tmp_path):
 
 def test_an_unknown_version_is_refused(tmp_path):
     (tmp_path / "result.json").write_text('{"version": 3}')
-    with pytest.raises(ValueError, match="a result of format version 3, but this minidpo knows 2"):
+    with pytest.raises(
+        ValueError, match="a result of format version 3, but this minidpo reads version 2"
+    ):
         read_result(tmp_path / "result.json")

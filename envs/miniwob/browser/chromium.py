@@ -1,4 +1,4 @@
-"""Which Chromium is run, with which arguments, and how it is killed when this process ends."""
+"""Which Chromium runs, with which arguments, and how it is killed when this process ends."""
 
 import contextlib
 import os
@@ -14,30 +14,30 @@ from envs.protocol import EnvError
 ARGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    # At most four renderers, and none in reserve: 16 pages take 590 MiB, not 680. OverscrollHistoryNavigation
-    # is off because turning the wheel far to the left went back to the page before. Chromium hears only the
-    # last such list, so of Playwright's own those that keep addresses and requests as they are stand here.
+    # At most four renderers and none in reserve: 16 pages take 590 MiB instead of 680. OverscrollHistoryNavigation
+    # is off because scrolling far to the left went back to the previous page. Chromium obeys only the last such
+    # list, so it also has the entries of Playwright's list that leave addresses and requests unchanged.
     "--renderer-process-limit=4", "--disable-shared-workers",
     "--disable-features=SpareRendererForSitePerProcess,OverscrollHistoryNavigation,HttpsUpgrades,"
     "HttpsFirstBalancedModeAutoEnable,AvoidUnnecessaryBeforeUnloadCheckSync,"
     "AvoidCorsURLLoaderRestartOnRedirect",
-    # No host can be reached, by name or address. Playwright's routes do not see WebSockets, preconnecting
-    # links and shared workers, and WebRTC sends datagrams. tests/envs/test_untrusted.py tries all of them.
+    # No host can be reached by name or address. Playwright's routes do not see WebSockets, preconnecting links and
+    # shared workers, and WebRTC sends datagrams. tests/envs/test_untrusted.py tries all of them.
     "--host-resolver-rules=MAP * ~NOTFOUND", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # the same for the shell
-    "--hide-scrollbars",  # as without a window, so that a watched page has the same layout
+    "--hide-scrollbars",  # so that a watched page has the same layout as one without a window
 ]  # fmt: skip
 
 
-# Where Playwright keeps it, and its names on PATH. The shell has no window and none of a browser's own pages:
-# it shows the same, in less than two thirds of the memory, and starts in a third of the time on a processor.
+# Where Playwright keeps Chromium, and its names on PATH. The headless shell has no window and none of a browser's own
+# pages. It renders the same, in less than two thirds of the memory, and starts in a third of the processor time.
 SHELL = ("chromium_headless_shell-*/chrome-*linux*/*headless*shell", ("chromium-headless-shell",))
 FULL = ("chromium-*/chrome-linux*/chrome", ("chromium", "chromium-browser", "google-chrome"))
 
 
 def find_chromium(*, shell: bool = True) -> str:
-    """The Chromium to run: $MINIDPO_CHROMIUM, or Playwright's, or one on PATH; first, if it serves, the
-    `shell`. Raises EnvError."""
+    """The Chromium to run: $MINIDPO_CHROMIUM, or Playwright's, or one on PATH. shell: prefer a headless shell.
+    Raises EnvError if there is none."""
     if named := os.environ.get("MINIDPO_CHROMIUM"):
         if not os.access(named, os.X_OK):
             raise EnvError(f"MINIDPO_CHROMIUM={named} is not a program")
@@ -57,16 +57,16 @@ def find_chromium(*, shell: bool = True) -> str:
 
 
 class Processes:
-    """Chromium's process group. It is killed as a whole, at the latest when this process ends."""
+    """Chromium's process group, which is killed as a whole, at the latest when this process ends."""
 
-    # The guard's input ends with this process, however it ends. Then the guard kills Chromium, and 3 s later
-    # the driver, which needs time to remove its files.
+    # The guard's input closes when this process ends, for whatever reason. Then the guard kills Chromium, and 3 s
+    # later the driver, which needs the time to remove its files.
     GUARD = 'read -r _; kill -KILL "-$1"; sleep 3; kill -KILL "$2"'
 
     def __init__(self, group: int, driver: int):
         assert group != os.getpgrp(), "the driver starts Chromium in a process group of its own"
         self._group = group
-        # a session of its own, so that a signal to this process's group does not kill the guard
+        # in its own session, so that a signal to this process's group does not kill the guard
         command = ["/bin/sh", "-c", self.GUARD, "guard", str(group), str(driver)]
         self._guard = subprocess.Popen(
             command,
@@ -77,7 +77,7 @@ class Processes:
         )
 
     def kill(self, *_) -> None:
-        """Kill the group. Only once, because later its number may be another group's."""
+        """Kill the group, but only once, because its number may later belong to another group."""
         if self._guard.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
@@ -87,7 +87,7 @@ class Processes:
 
 async def refuse(route: Route) -> None:
     """Refuse a request."""
-    # "aborted" leaves the page as it is, "failed" replaces it by an error page.
+    # "aborted" leaves the page unchanged, "failed" replaces it by an error page.
     reason = "aborted"
     try:
         _ = route.request.frame

@@ -1,9 +1,9 @@
-"""Chromium's life, and episodes that survive the death of a page or of Chromium.
+"""Starts and ends Chromium, and keeps episodes going when a page or Chromium dies.
 
-One Chromium, one context, N pages. A reset that fails is tried again with a reload, then on a new page, then
-in a new browser. If a page dies in the middle of an episode, the episode is replayed on a new page: the same
-(task, seed, actions) give the same observations, and that is checked. If nothing helps, EnvError is raised. A
-browser that is given up is killed; if Python itself is killed, a guard kills the browser.
+There is one Chromium with one context and N pages. If a reset fails, it is tried again after a reload, then on a new
+page, then in a new browser. If a page dies in the middle of an episode, the episode is replayed on a new page: the
+same (task, seed, actions) must give the same observations, which is checked. If nothing helps, EnvError is raised. A
+browser that is given up is killed; if Python itself is killed, a guard process kills the browser.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ class Browser:
         self.envs = [MiniWoB(self) for _ in range(pages)]
         self._headless, self._args, self._kind = headless, args, kind
         self._driver: Playwright | None = None
-        self._transport = None  # the only way to the process of Playwright's driver
+        self._transport = None  # gives access to the process of Playwright's driver
         self._chromium: Processes | None = None
-        self._scratch: tempfile.TemporaryDirectory | None = None  # where a visit's files lie
-        self._devtools: CDPSession | None = None  # to the browser itself, not to a page
+        self._scratch: tempfile.TemporaryDirectory | None = None  # holds the files of a visit
+        self._devtools: CDPSession | None = None  # of the browser itself, not of a page
         self._context: BrowserContext | None = None
         self._lock = asyncio.Lock()
 
@@ -46,11 +46,11 @@ class Browser:
         await self._stop()
 
     async def new_page(self, broken: BrowserContext | None = None) -> Page:
-        """A new tab. A browser that cannot give one, or that is `broken`, is replaced with all its tabs."""
+        """A new tab. If the browser cannot open one, or is `broken`, it is replaced together with all its tabs."""
         async with self._lock:
             if self._context is not None and self._context is not broken:
                 with contextlib.suppress(EnvError):
-                    # finds out about a browser that hangs within the short deadline, not that of opening
+                    # notices a browser that hangs within the short deadline, not the one for opening
                     await bounded(
                         self._devtools.send("Browser.getVersion"), "asking for the browser"
                     )
@@ -60,7 +60,7 @@ class Browser:
             return await self._kind.open(self._context)
 
     async def _start(self) -> None:
-        # pages of the web are seen as people see them, in the whole browser
+        # pages of the web are opened in the full browser, so that they look as they do to people
         program = find_chromium(shell=self._headless and self._kind is Page)
         manager = async_playwright()
         try:
@@ -70,7 +70,7 @@ class Browser:
                 f"Playwright's driver does not start: {' '.join(str(error).split())}"
             ) from error
         self._transport = manager._client._transport
-        # Every call reports that the driver was killed, so asyncio need not print it as well.
+        # Every call reports a killed driver, so asyncio need not print it as well.
         self._transport.on_error_future.add_done_callback(
             lambda lost: lost.cancelled() or lost.exception()
         )
@@ -88,7 +88,7 @@ class Browser:
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
             self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
-            # if Chromium or the driver dies, what is left of Chromium is killed
+            # if Chromium or the driver dies, the rest of Chromium is killed
             chromium.on("disconnected", self._chromium.kill)
             self._transport.on_error_future.add_done_callback(self._chromium.kill)
             self._context = await chromium.new_context(
@@ -98,7 +98,7 @@ class Browser:
                 accept_downloads=False,
                 service_workers="block",
             )
-            # A crashed tab would be silent until the deadline, a closed one fails at once.
+            # A crashed tab would give no answer until the deadline; a closed one fails at once.
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._kind.prepare(self._context)
         except (Error, OSError) as error:
@@ -106,10 +106,10 @@ class Browser:
             raise EnvError(f"{program} does not start: {words}") from error
 
     async def _started(self, program: str):
-        """Start Chromium, in its sandbox where there is one.
+        """Start Chromium, in its sandbox if there is one.
 
-        Root has none, nor, since Ubuntu 23.10, has a program that AppArmor does not know. Without a sandbox
-        only MiniWoB's pages are opened, which can reach nothing.
+        Root has none; since Ubuntu 23.10 neither has a program that AppArmor does not know. Without a sandbox only
+        MiniWoB's pages are opened, which can reach nothing.
         """
         how = {
             "executable_path": program,
@@ -117,7 +117,7 @@ class Browser:
             "args": self._args,
             "timeout": 1000 * OPENING_S,
         }
-        # the whole browser leaves a folder with a socket at each start; a longer path is too long for that
+        # the full browser leaves a folder with a socket at each start, and a socket's path must be short
         if self._kind is not Page and len(tempfile.gettempdir()) <= 40:
             self._scratch = tempfile.TemporaryDirectory(
                 prefix="minidpo_", ignore_cleanup_errors=True
@@ -131,8 +131,8 @@ class Browser:
             if self._kind is not Page:
                 raise EnvError(
                     f"{program} finds no sandbox on this system, and no page of the web is "
-                    "visited without one: name a browser that has the system's permission, "
-                    "as Google Chrome's package brings it, in MINIDPO_CHROMIUM"
+                    "visited without one: name in MINIDPO_CHROMIUM a browser that may use it, such as "
+                    "the one in Google Chrome's package"
                 ) from None
             print(
                 f"{program} finds no sandbox on this system: MiniWoB's pages are opened without one",
@@ -163,7 +163,7 @@ class Browser:
 
 
 class MiniWoB:
-    """An `Env` of one page, whose episodes survive the death of page and browser."""
+    """An `Env` with one page. Its episodes continue if page or browser dies."""
 
     def __init__(self, browser: Browser):
         self._browser = browser
@@ -174,7 +174,7 @@ class MiniWoB:
         self._seen: list[Observation] = []  # one more than _done
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Start (task, seed), in place where that is exact, otherwise on the page loaded anew."""
+        """Start (task, seed): in place if that leaves no trace of the last episode, otherwise after a reload."""
         self._instance, self._done, self._seen = (task, seed), [], []
         self._seen = [await self._begin()]
         return self._seen[0]
@@ -209,20 +209,20 @@ class MiniWoB:
         return await self._page.where(ref)
 
     async def marks(self, action: Action) -> list[list[int]]:
-        """Boxes, as `where` gives them, of what the action is about to use; a place of its own has no size."""
+        """Boxes, as from `where`, of the elements that the action is about to use. A point has width and height 0."""
         boxes = [await self.where(action[name]) for name in ("ref", "to") if name in action]
         place = [[action["x"], action["y"], 0, 0]] if "x" in action else []
         return [box for box in boxes if box is not None] + place
 
     async def point(self, action: Action | None) -> None:
-        """Frame the spot where the action will fall, for a person who watches; None removes the frame."""
+        """Frame the spot of the action for people who watch; None removes the frame."""
         await self._page.point(action)
 
     async def close(self) -> None:
         """Close the tab; the next reset opens a new one."""
         page, self._page = self._page, None
         if page is not None:
-            with contextlib.suppress(EnvError):  # a tab that does not answer is as good as closed
+            with contextlib.suppress(EnvError):  # a tab that does not answer counts as closed
                 await page.close()
 
     async def _begin(self) -> Observation:
@@ -244,7 +244,8 @@ class MiniWoB:
         raise AssertionError("the ladder ends with a return or a raise")
 
     async def _renew(self, broken: BrowserContext | None) -> None:
-        new = await self._browser.new_page(broken)  # before close(): a new browser has no old page
+        # before close(), because a new browser closes the old page
+        new = await self._browser.new_page(broken)
         await self.close()
         self._page = new
 
@@ -253,7 +254,7 @@ class MiniWoB:
         return self._observation(await self._page.look(), error)
 
     async def _replay(self) -> None:
-        """Replay the episode on a new page. Raises EnvError if the page shows anything else than before."""
+        """Replay the episode on a new page. Raises EnvError if the page does not show the same as before."""
         await self._renew(broken=None)
         seen = [await self._begin(), *[await self._act(action) for action in self._done]]
         if seen != self._seen:

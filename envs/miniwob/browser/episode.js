@@ -1,10 +1,10 @@
-// Runs before the page's own scripts. Records who listens to the mouse (a MiniWoB button is as often a bare
-// <div> as a <button>), when the page is quiet, and how its episode ended.
+// Runs before the page's own scripts. Records which elements listen to the mouse (a MiniWoB button is as often a
+// plain <div> as a <button>), when the page is quiet, and how its episode ended.
 window.episode = (() => {
   "use strict";
   const TIMER_MS = 1000, PATIENCE_MS = 3000;
 
-  // Who listens: node -> {event type: its listeners}.
+  // Listeners: node -> {event type: its listeners}.
   const heard = new WeakMap();
   const { addEventListener, removeEventListener } = EventTarget.prototype;
   EventTarget.prototype.addEventListener = function (type, listener, ...rest) {
@@ -20,7 +20,7 @@ window.episode = (() => {
   };
   const handlers = (node, type) => window.jQuery?._data?.(node, "events")?.[type] ?? [];
   const listens = (node, types) => types.some((type) => {
-    // jQuery adds one listener for all its handlers. If those only serve descendants, the node is no control.
+    // jQuery adds one listener for all its handlers. If all of them are for descendants, the node is no control.
     const serving = handlers(node, type).length > 0 && handlers(node, type).every(({ selector }) => selector);
     return (heard.get(node)?.[type]?.size ?? 0) > (serving ? 1 : 0);
   });
@@ -44,11 +44,11 @@ window.episode = (() => {
   track("requestAnimationFrame", "cancelAnimationFrame");
   const shown = (picture) => picture.decode().catch(() => {});
 
-  // An icon drawn by `content: url(...)` has no size, so no place to click, before its file is loaded. These
-  // pictures stay in memory, so that such icons appear, and change under the mouse, at once.
+  // An icon drawn by `content: url(...)` has no size, and so no place to click, until its file is loaded. These
+  // pictures are kept in memory, so that such icons appear at once, also when they change under the mouse.
   const icons = [];
   const preload = () => {
-    // All such icons stand in style elements of the page. A linked sheet is a file, which no script may read.
+    // All such icons are in style elements of the page. A linked sheet is a file, which scripts may not read.
     const sheets = [...document.styleSheets].filter(({ href }) => href === null);
     for (const sheet of sheets) for (const { cssText } of sheet.cssRules) {
       for (const [, path] of cssText.matchAll(/content: url\("(.*?)"\)/g)) {
@@ -58,7 +58,7 @@ window.episode = (() => {
     }
     return Promise.all(icons.map(shown));
   };
-  // Even so an icon may get its size a moment later, as happened on a busy machine.
+  // Even then an icon may get its size a moment later, as happened on a busy machine.
   const blank = () => icons.length > 0 && [...document.querySelectorAll("#area *")].some((node) =>
     node.getClientRects().length && !node.offsetWidth && /^url/.test(getComputedStyle(node).content));
 
@@ -70,7 +70,7 @@ window.episode = (() => {
     await Promise.all([...document.images].filter(({ complete }) => !complete).map(shown));
   };
 
-  // Every page is loaded at the same date, because some show it.
+  // Every page is loaded at the same date, because some pages show it.
   const { now } = Date, ahead = Date.UTC(2026, 0, 1, 12) - now();
   Date.now = () => now() + ahead;
   window.Date = new Proxy(Date, {
@@ -78,29 +78,29 @@ window.episode = (() => {
   });
   Date.prototype.constructor = Date; // jQuery UI compares it with a value's constructor
 
-  // The click that leaves the last episode must not reach a new page's own listeners: a timer turns
-  // drag-cube's cube while a button is down, and in 1 of 80 episodes the cube began turned.
+  // The click that ends the last episode must not reach a new page's own listeners: a timer turns drag-cube's cube
+  // while a button is down, and in 1 of 80 episodes the cube was turned at the start.
   let begun = false;
   for (const type of ["mousedown", "mouseup", "click"]) {
     addEventListener.call(window, type, (event) => { if (!begun) event.stopImmediatePropagation(); }, true);
   }
-  let verdict = null; // raw reward of the first end; later ones do not count
+  let verdict = null; // raw reward when the episode first ended; later ends do not count
   addEventListener.call(document, "DOMContentLoaded", () => {
     if (typeof core === "undefined") return;
     console.log = window.open = () => null;
-    core.EPISODE_MAX_TIME = 2147483647; // the longest timer; one more and it fires at once
+    core.EPISODE_MAX_TIME = 2147483647; // the longest timer; with one more it would fire at once
     core.countdownTimer = core.clearTimer = core.updateDisplay = core.reloadDisplay = () => {};
     core.canvasDrawClick = core.canvasClear = () => {}; // drawing the clicks took 0.6 ms each
     const end = core.endEpisode;
     core.endEpisode = (reward, ...rest) => {
-      // bisect-angle divides 0 by 0 where the dot lies on the corner
+      // bisect-angle divides 0 by 0 if the dot is on the corner
       if (core.EP_TIMER !== null) verdict ??= Number.isNaN(reward) ? -1 : reward;
       end(reward, ...rest);
     };
     if (window.jQuery) jQuery.fx.off = true; // animations jump to their end
     const style = document.createElement("style");
-    // The START cover stays hidden: a click on it would begin another, unseeded episode.
-    // #input-flicker is the terminal's blinking cursor: what is seen must not depend on the clock.
+    // The START cover stays hidden, because a click on it would begin another episode without a seed.
+    // #input-flicker is the terminal's blinking cursor; what is visible must not depend on the clock.
     style.textContent = `#sync-task-cover, #reward-display, #click-canvas, #input-flicker {
         display: none !important; }
       * { transition: none !important; animation: none !important; caret-color: transparent; }`;
@@ -113,10 +113,10 @@ window.episode = (() => {
     Math.seedrandom(seed);
     core.startEpisodeReal();
     scrollTo(0, 0);
-    verdict = null; // last, because the old episode may still have ended until here
+    verdict = null; // last, because the old episode may have ended just now
     return core.getUtterance();
   };
-  // The parts of the page that are MiniWoB's frame around the task and no elements.
+  // The parts of the page that are MiniWoB's frame around the task, not elements of it.
   const frame = "#query, #reward-display, #sync-task-cover, #click-canvas";
   return { begin, quiet, listens, served, frame, icons: () => icons.length > 0, verdict: () => verdict };
 })();

@@ -1,4 +1,4 @@
-// The page as text, one element a line in reading order, and where to put the mouse for a reference.
+// The page as text, one element per line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
   const { IN_PARTS, INVISIBLE, matches, closest, find, area, attribute, intoView, parent, children, hidden,
@@ -14,13 +14,13 @@ window.mini = (() => {
     "#800080": "purple", "#ffa500": "orange", "#ffc0cb": "pink", "#808000": "olive",
   };
   const HUES = ["red", "orange", "yellow", "green", "green", "green", "aqua", "blue", "blue", "purple",
-    "magenta", "red"]; // from 0 degrees on, by 30
-  const CAPTIONS = { submit: "Submit", reset: "Reset" }; // which the browser draws
+    "magenta", "red"]; // from 0 degrees in steps of 30
+  const CAPTIONS = { submit: "Submit", reset: "Reset" }; // as the browser draws them
   const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
   const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
-  const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of plain text, which matters on the web
+  const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // for plain text, which matters on the web
 
-  // A reference belongs to one node for its life and is never used again in an episode.
+  // A reference belongs to one node as long as it lives, and is never reused in an episode.
   let nodes, refs;
 
   // Words.
@@ -44,7 +44,7 @@ window.mini = (() => {
     const inner = children(node).map((child) => textOf(child, omit)).join("");
     return inline(node) && getComputedStyle(node).display !== "table-cell" ? inner : ` ${inner} `;
   };
-  let brush; // for colours that are not given as red, green and blue, such as oklch(...)
+  let brush; // draws colours that are not given as red, green and blue, such as oklch(...)
   const dot = (css) => {
     brush ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     brush.clearRect(0, 0, 1, 1);
@@ -55,7 +55,7 @@ window.mini = (() => {
   };
   const hue = (red, green, blue) => { // what a person calls a colour that has no name
     const most = Math.max(red, green, blue), span = most - Math.min(red, green, blue);
-    if (span < 12) return ""; // a grey says more by its number
+    if (span < 12) return ""; // the number of a grey says more than a name
     const sixths = most === red ? (green - blue) / span : most === green ? 2 + (blue - red) / span
       : 4 + (red - green) / span;
     return HUES[Math.round(2 * sixths + 12) % 12] + " ";
@@ -69,9 +69,9 @@ window.mini = (() => {
     return COLORS[code] ?? hue(red, green, blue) + code;
   };
   const ground = (node) => color(getComputedStyle(node).backgroundColor);
-  const sign = (node) => // an empty element that is seen by its icon or colour alone
+  const sign = (node) => // an empty element that is visible only by its icon or colour
     node.firstChild ? "" : node.classList.value.match(/ui-(icon-\S+)/)?.[1] ?? ground(node);
-  // the instruction, with its icons as words, and a colour as its number alone
+  // the instruction, with icons as words and colours as numbers
   const asked = (node) => sign(node).replace(/.* #/, "#") || children(node)
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // the name of an element without text
@@ -89,7 +89,7 @@ window.mini = (() => {
     const box = area(node);
     return [box.left + scrollX, box.top + scrollY, box.right + scrollX, box.bottom + scrollY].map(Math.round);
   };
-  const onDrawing = (node) => { // the place of a label that is laid over a drawing
+  const onDrawing = (node) => { // the place of a label that lies over a drawing
     if (getComputedStyle(node).position !== "absolute") return "";
     const [left, top, right, bottom] = at(node), x = (left + right) >> 1, y = (top + bottom) >> 1;
     const over = [...document.querySelectorAll("#area svg")].map(at)
@@ -123,7 +123,7 @@ window.mini = (() => {
   const laid = (node) => getComputedStyle(node).display !== "none";
   const offered = (option) =>
     laid(option) && (option.parentNode.tagName === "SELECT" || laid(option.parentNode));
-  // a field's line begins with its first label; what else labels it is text like any other
+  // a field's line begins with its first label; its other labels are ordinary text
   const names = (label) => label.control !== null && matches(label.control, FIELD) &&
     !BUTTON.test(label.control.type) && label.control.labels[0] === label;
   const field = (node) => {
@@ -131,7 +131,7 @@ window.mini = (() => {
     const words = labelled.trim() || node.ariaLabel || episode.name?.(node);
     const label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
-      // a longer line would leave none of what follows on a page of the web
+      // on a page of the web a longer line would leave no room for what follows
       const fitting = (options, room = MAX_VALUE) => {
         const told = options.map((option) => quote(drawnAs(option))).slice(0, MAX_OPTIONS);
         return told.filter((each) => (room -= each.length) > 0);
@@ -155,7 +155,7 @@ window.mini = (() => {
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : closest(node, "[role=tab]");
-    const alone = episode.windowed && attribute(node, "aria-label") && // its own says more than a picture's
+    const alone = episode.windowed && attribute(node, "aria-label") && // its own label says more than a picture's
       text.trim() === find(node, "img")?.alt?.trim();
     const words = !alone && squeeze(text, MAX_RUN) || squeeze(named(node));
     const name = words && quote(words, MAX_RUN);
@@ -163,7 +163,7 @@ window.mini = (() => {
     if (node.tagName === "svg") {
       return ["drawing", episode.windowed && name, `from ${left},${top} to ${right},${bottom}`];
     }
-    const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
+    const control = node.tagName === "LABEL" ? node.control : null; // drawn instead of its invisible input
     if (/^(checkbox|radio)$/.test(control?.type)) {
       return [control.type, name, control.checked && "checked"];
     }
@@ -175,9 +175,9 @@ window.mini = (() => {
       matches(node, "button.selected, .page-item.active > a");
     const opens = matches(node, ".ui-menu *") && find(node, ".ui-menu-icon"); // drawn as an arrow
     const active = focused() === node &&
-      (editable(node) || matches(node, ".ui-slider-handle")); // which of several the keys move
+      (editable(node) || matches(node, ".ui-slider-handle")); // of several handles, the one that the keys move
     const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
-    const checked = attribute(node, "aria-checked") === "true" && "checked"; // a box that a page draws itself
+    const checked = attribute(node, "aria-checked") === "true" && "checked"; // a check box that the page draws itself
     return [role, name, checked, chosen && "selected", opens && "submenu",
       active && "focused", editable(node) && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
@@ -191,7 +191,7 @@ window.mini = (() => {
   // The whole page.
 
   const observe = (found) => {
-    const lines = [], inside = new Map([...found].map((node) => [node, []])); // what is usable in what
+    const lines = [], inside = new Map([...found].map((node) => [node, []])); // node -> the usable nodes inside it
     for (const node of found) {
       for (let above = parent(node); above; above = parent(above)) inside.get(above)?.push(node);
     }
@@ -200,7 +200,7 @@ window.mini = (() => {
       if (squeeze(run)) lines.push(`text ${quote(run, MAX_RUN)}${where}`);
       run = "";
     };
-    const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
+    const visit = (node) => { // lists a usable node; false if only the nodes inside it are to be listed
       const inner = inside.get(node);
       const lone = matches(node, `${FIELD}, button`) || editable(node);
       const card = episode.windowed && getComputedStyle(node).cursor === "pointer"; // a row or a card
@@ -240,7 +240,7 @@ window.mini = (() => {
     return (fits < 0 ? lines : [...lines.slice(0, fits), `... ${lines.length - fits} more lines`]).join("\n");
   };
 
-  const from = (first) => { // references are counted from here
+  const from = (first) => { // begin to count references here
     nodes = Array(first).fill(null);
     refs = new Map();
   };
@@ -277,20 +277,20 @@ window.mini = (() => {
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, keys,
       parts: IN_PARTS.test(node.type) && (/^\d{4}-/.test(node.max) ? 4 : 6), // digits of a year
       line: Boolean(episode.windowed) && into?.tagName === "INPUT",
-      held: into === node && episode.verdict() === null // null once it is over
+      held: into === node && episode.verdict() === null // null when the episode is over
         ? episode.writes?.(node)?.text ?? node.value ?? null : null,
       draws: Boolean(into && episode.writes?.(into)), icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
       disabled: off };
   };
-  // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
-  // releases an option that is chosen already. On a page of the web by a click, too, where the page draws the
-  // option; what draws it only once it is open, or takes keys only then, is to be opened first.
-  const option = (ref, text, check) => { // check: only whether it stands there, the focus stays
+  // How to reach an option: with arrow keys from the chosen one. In a list that allows several choices, by a click,
+  // which releases an option that is chosen already. On a page of the web also by a click if the page draws the option
+  // itself. A list that draws its options, or takes keys, only when it is open has to be opened first.
+  const option = (ref, text, check) => { // check: only look whether it is chosen, and leave the focus
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
     if (matches(list, ":disabled")) return { error: `[${ref}] is disabled` };
-    // keys stop at what neither is disabled, nor its group, nor is itself taken from the list
+    // keys stop at options that are displayed and not disabled, by themselves or by their group
     const options = [...list.options].filter((each) => !matches(each, ":disabled") && laid(each));
     const named = (each) => offered(each) && squeeze(drawnAs(each)) === squeeze(text);
     const index = options.findIndex(named), disabled = index < 0 && [...list.options].some(named);
@@ -314,19 +314,19 @@ window.mini = (() => {
       list.focus();
     }
     const chosen = options.indexOf(list.options[list.selectedIndex]);
-    const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
+    const above = options.filter((each) => each.index < list.selectedIndex).length; // for a chosen option that is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
-    if (opens) return { steps, enter: true }; // its open popup tells of one change alone
-    listenForPassed(Node.prototype.getRootNode.call(list)); // no change leaves a shadow tree
+    if (opens) return { steps, enter: true }; // an open popup reports only one change
+    listenForPassed(Node.prototype.getRootNode.call(list)); // change events do not leave a shadow tree
     passed = { list, left: Math.abs(steps) - 1 };
     return { steps };
   };
-  const unselected = (ref) => { // keys that delete what Control+A left out: not every editor knows it
+  const unselected = (ref) => { // keys that delete what Control+A did not select, because not every editor knows it
     const { text, selectionStart: a, selectionEnd: b } = episode.writes(nodes[Number(ref)]);
     const [from, to] = [Math.min(a, b), Math.max(a, b)], all = to - from === text.length;
     return all ? {} : { Backspace: from + (to > from), Delete: text.length - to };
   };
-  let passed = { left: 0 }; // options on the way to another: the list that a person opens tells of none
+  let passed = { left: 0 }; // options passed on the way to another; a list opened by a person reports none of them
   const pass = (event) => {
     if (passed.left < 1 || event.composedPath()[0] !== passed.list) return;
     event.stopImmediatePropagation();
@@ -335,19 +335,19 @@ window.mini = (() => {
   const listenForPassed = (tree) =>
     ["input", "change"].forEach((type) => tree.addEventListener(type, pass, true));
   listenForPassed(window);
-  const slide = (ref, text) => { // how many arrow keys lead from its value to another
+  const slide = (ref, text) => { // how many arrow keys lead from its value to the wanted one
     const { min, max, step, value } = nodes[Number(ref)];
     nodes[Number(ref)].focus();
     const width = /^any$/i.test(step) ? ((max || 100) - min) / 100 : step > 0 ? step : 1;
     const steps = Math.round((text - value) / width) || 0;
     return { steps: Math.max(-1000, Math.min(steps, 1000)), value };
   };
-  const where = (ref) => { // its box on a screenshot; nothing is scrolled
+  const where = (ref) => { // its box in a screenshot, without scrolling
     const node = nodes[Number(ref)], box = node?.isConnected && area(node);
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
   let framed = null, before = null;
-  const mark = (ref, x, y) => { // a frame around this or what lies there, until the next call, for envs/web
+  const mark = (ref, x, y) => { // a frame around this element, or the one at x,y, until the next call; for envs/web
     if (framed && before === null) framed.removeAttribute("style");
     else if (framed) framed.setAttribute("style", before);
     framed = nodes[Number(ref)] ?? (x === undefined ? null : under(x, y));
@@ -357,11 +357,11 @@ window.mini = (() => {
     framed.style.setProperty("outline", "3px solid #e0245e", "important");
   };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const rested = async () => { // painted, and what moves has come to its end, or a second has passed
+  const rested = async () => { // painted, and everything has stopped moving or a second has passed
     const limit = performance.now() + 1000;
     do await painted(); while (episode.moving() && performance.now() < limit);
   };
-  const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded
+  const met = async (ref) => { // an icon under the mouse has no size until its other picture is loaded
     const limit = performance.now() + 500;
     while (!matches(nodes[Number(ref)], ":hover") && performance.now() < limit) {
       await new Promise((done) => setTimeout(done, 1));

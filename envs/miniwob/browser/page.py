@@ -1,10 +1,10 @@
-"""One browser tab: what it shows as text, and trusted input into it.
+"""One browser tab: what it shows, as text, and trusted input into it.
 
-The scripts beside this file read the page: tab.js (keeps everything in the tab), episode.js (who listens,
-when the page is quiet, how the episode ended), sight.js (what is seen), page.js (the text). This file acts.
-Every action arrives as real mouse and keyboard input, so nothing can be solved that a person could not do. If
-an action cannot be carried out, a sentence says why; if something breaks, EnvError is raised. On two cores a
-look takes 1 ms, a click 3 ms, a field of text 5 ms, a reset 5 ms.
+The scripts beside this file read the page: tab.js (keeps everything in the tab), episode.js (which listeners there
+are, when the page is quiet, how the episode ended), sight.js (what is visible), page.js (the text). This file acts.
+Every action arrives as real mouse and keyboard input, so an agent can do nothing that a person could not. If an action
+cannot be carried out, a sentence says why; if something breaks, EnvError is raised. On two cores a look takes 1 ms, a
+click 3 ms, a text field 5 ms, a reset 5 ms.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
 # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
 OPENING_S = 60.0
-WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # values of dates and times
+WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # forms of dates and times
 GONE = re.compile(r"has been closed|crashed|Session closed|Connection closed")  # Playwright's words
 T = TypeVar("T")
 
 
 def in_parts(text: str) -> list[str]:
-    """A date or time, as values are written or as it is drawn, in the parts in which Chromium draws it.
+    """The parts in which Chromium shows a date or time, which is given as a value or as it is shown.
 
     >>> in_parts("2024-05-31T09:05"), in_parts("2024-05"), in_parts("2024-W22")
     (['05', '31', '2024', '09', '05', 'AM'], ['May', '2024'], ['22', '2024'])
@@ -53,7 +53,7 @@ def in_parts(text: str) -> list[str]:
 
 
 async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -> T:
-    """The call's result. Raises EnvError after the deadline and for any failure of browser or driver."""
+    """The result of a call. Raises EnvError after the deadline, and if browser or driver fails."""
     seconds = seconds or DEADLINE_S
     try:
         return await asyncio.wait_for(call, seconds)
@@ -69,7 +69,8 @@ async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -
 
 @dataclass(frozen=True)
 class Sight:
-    """One look at the page: text, verdict (raw reward; None while it runs); at a reset the instruction."""
+    """One look at the page: its text, the verdict (raw reward; None while the episode runs) and, after a reset, the
+    instruction."""
 
     text: str
     verdict: float | None
@@ -85,7 +86,7 @@ class Page:
 
     def __init__(self, tab: Tab, devtools: CDPSession):
         self._tab, self._devtools = tab, devtools
-        self._world: dict = {}  # where the scripts run: the page's own world
+        self._world: dict = {}  # the world in which the scripts run: the page's own
         self._mini = "mini"  # their name there
         self.task: str | None = None
 
@@ -115,21 +116,21 @@ class Page:
         """Load the task's page from disk."""
         self.task = None
         await bounded(self._tab.goto(url(task), timeout=0), f"loading {task}", OPENING_S)
-        # Frees what the page before held (11 ms): 16 pages took 540 MiB after 400 episodes, not 800.
+        # Frees the memory of the previous page (11 ms): 16 pages took 540 MiB after 400 episodes instead of 800.
         await bounded(
             self._devtools.send("HeapProfiler.collectGarbage"), f"loading {task}", OPENING_S
         )
         self.task = task
 
     async def reset(self, seed: int) -> Sight:
-        """Begin the episode of this seed on the loaded page, with mouse and focus outside the task."""
+        """Begin the episode of this seed on the loaded page, with mouse and focus outside the task area."""
         # A click beside the task takes 1.4 ms; a mouse move would wait for the next frame, 17 ms.
         aside = VIEWPORT["width"] - 1, VIEWPORT["height"] - 1
         await bounded(self._tab.mouse.click(*aside), "leaving the last episode")
         return Sight(**await self._call("reset", seed))
 
     async def look(self) -> Sight:
-        """What the page shows once it waits for no timer of up to a second and no animation frame."""
+        """What the page shows when no animation frame and no timer of up to a second is pending."""
         return Sight(**await self._call("look"))
 
     async def screenshot(self) -> bytes:
@@ -141,7 +142,7 @@ class Page:
         return (await self._call("where", ref))["box"]
 
     async def point(self, action: Action | None) -> None:
-        """Frame the spot of the action, or remove the frame; by DevTools, so the page is not touched."""
+        """Frame the spot of the action, or remove the frame. DevTools draws it, so the page is not changed."""
         args = {} if action is None else dict(action.args)
         spot = await self._call("locate", args["ref"]) if "ref" in args else args
         calls = [("DOM.enable", {}), ("Overlay.enable", {}), ("Overlay.hideHighlight", {})]
@@ -154,7 +155,7 @@ class Page:
             await bounded(self._devtools.send(*call), "pointing")
 
     async def act(self, action: Action) -> str | None:
-        """Carry the action out. Returns a sentence if it could not be done as given."""
+        """Carry out the action. Returns a sentence if that was not possible as given."""
         command = getattr(self, f"_{action.command.lower()}")
         return await bounded(command(**dict(action.args)), action.command)
 
@@ -178,12 +179,13 @@ class Page:
             )
         return answer["result"].get("value") or {}
 
-    # One method for each command of the grammar, with its arguments.
+    # One method for each command of the grammar, with the same arguments.
 
     async def _click(self, ref: str, clicks: int = 1) -> str | None:
         spot = await self._call("locate", ref)
         if spot.get("list"):
-            return f"[{ref}] is a list, use SELECT"  # its popup is a window of its own, which no page shows
+            # its popup is a separate window, which is not part of the page
+            return f"[{ref}] is a list, use SELECT"
         if spot.get("disabled"):
             return f"[{ref}] is disabled"
         if spot.get("icons"):
@@ -214,21 +216,22 @@ class Page:
             return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
-        if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
+        # in a date or time two digits fill a part and move to the next; separators do not
+        if spot["parts"]:
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
-            iso = None  # as it is shown
+            iso = None  # the text is written as it is shown
             if re.match(r"\d{4}-|\d\d:\d\d$|$", text):
                 iso = text.replace(" ", "T")
-            # a click beside the parts leaves the focus where it was; the most parts are month to minute,
-            # second, its fractions, AM
+            # a click beside the parts leaves the focus where it was, so go to the first of at most eight parts
+            # (month to minute, second, its fractions, AM)
             for _ in range(8):
                 await keyboard.press("ArrowLeft")
             for _ in range(0 if text else 8):
                 await keyboard.press("Backspace")
                 await keyboard.press("ArrowRight")
             *parts, last = in_parts(text)
-            # a whole number moves on by itself, a year only with six digits or a maximum
+            # a complete number moves to the next part by itself, a year only with six digits or a maximum
             for part in parts:
                 await keyboard.type(part.zfill(spot["parts"] if len(part) == 4 else 2))
                 if part.isalpha():
@@ -240,7 +243,7 @@ class Page:
             if iso is None and (held or not spot["line"]):
                 return None
             return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
-        if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
+        if spot["line"]:  # a field of one line has no line breaks, and a typed one would be Enter
             text = re.sub(r"[\r\n]+", "", text)
         await self._select_all(spot["keys"])
         if spot["draws"]:
@@ -262,7 +265,7 @@ class Page:
         if keys:
             await self._tab.keyboard.press(self.SELECT_ALL)
             return
-        # Nobody listens to keys, so one key event with the command of Control+A: 0.7 ms instead of 1.5.
+        # No script listens to keys, so one key event with the command of Control+A is enough: 0.7 ms, not 1.5.
         key = {"key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65, "modifiers": 2}
         press = [{"type": "rawKeyDown", "commands": ["selectAll"], **key}, {"type": "keyUp", **key}]
         await asyncio.gather(
@@ -270,7 +273,7 @@ class Page:
         )
 
     async def _select(self, ref: str, option: str) -> str | None:
-        """Choose by arrow keys, or by a click, with Control in a list of several choices."""
+        """Choose with arrow keys or by a click; with Control if the list allows several choices."""
         tab = self._tab
         way = await self._call("option", ref, option)
         opens = way.get("opens")
@@ -281,7 +284,7 @@ class Page:
             if "opens" in way:
                 return f"[{ref}] did not open"
         if "x" in way:
-            # until it is painted, a scrolled list is hit at its old place
+            # until it is painted, a click would hit a scrolled list at its old place
             await self._call("painted")
             way = await self._call("option", ref, option)
         several = way.get("several")
@@ -296,7 +299,7 @@ class Page:
             await tab.keyboard.press("ArrowDown" if steps > 0 else "ArrowUp")
         if way.get("enter"):
             await tab.keyboard.press("Enter")
-        elif opens and (several or "error" in way):  # it stays open
+        elif opens and (several or "error" in way):  # the list stays open
             await tab.keyboard.press("Escape")
         chosen = steps or several is False
         if chosen and (await self._call("option", ref, option, True)).get("steps"):
@@ -306,7 +309,7 @@ class Page:
     async def _press(self, key: str) -> str | None:
         unknown = f"there is no key {key[:40]!r}"
         held = set(filter(None, key.split("+")[:-1]))
-        if not held <= MODIFIERS:  # others would act, and stay down
+        if not held <= MODIFIERS:  # other keys would act and stay down
             return unknown
         try:
             await self._tab.keyboard.press(key)
@@ -318,7 +321,7 @@ class Page:
         return None
 
     async def release(self) -> None:
-        """Let go of keys that are held with others."""
+        """Release all modifier keys."""
         for modifier in MODIFIERS:
             await self._tab.keyboard.up(modifier)
 
@@ -354,13 +357,13 @@ class Page:
         mouse = self._tab.mouse
         await mouse.move(start["x"], start["y"])
         await mouse.down()
-        # in steps, so that the page sees the mouse move and what it moves over
+        # in steps, so that the page sees the mouse move, and over what
         await mouse.move(end.get("x", start["x"] + dx), end.get("y", start["y"] + dy), steps=5)
         await mouse.up()
         return error
 
     def _within(self, x: int, y: int) -> tuple[int, int, str | None]:
-        """The place of the task's area that is nearest to this one, and a sentence if it is another."""
+        """The point of the task area that is nearest to this one, and a sentence if it is a different one."""
         x_in = min(max(x, 0), self.AREA["width"] - 1)
         y_in = min(max(y, 0), self.AREA["height"] - 1)
         if (x_in, y_in) == (x, y):

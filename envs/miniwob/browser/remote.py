@@ -1,9 +1,9 @@
-"""The pages in a process of their own, so that pages and model can work at the same time.
+"""Runs the pages in their own process, so that pages and model can work at the same time.
 
-In one Python process they wait for each other's lock: on two cores the pages became three times slower while
-a small model wrote. `RemoteBrowser` is used like `Browser`. The other process reads one call a line as JSON
-and answers when a page is ready. It ends, with its browser, when its input ends. If it is killed, waiting
-calls raise EnvError, and the next reset starts another process.
+In one Python process they would wait for each other's lock: on two cores the pages became three times slower while a
+small model wrote. `RemoteBrowser` is used like `Browser`. The other process reads a call per line as JSON and answers
+when a page is ready. It ends, with its browser, when its input ends. If it is killed, waiting calls raise EnvError, and
+the next reset starts another process.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from envs.miniwob.browser.driver import Browser, MiniWoB
 from envs.protocol import EnvError, Observation, Outcome
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 600.0  # for one call, which may try a whole LADDER
+PATIENCE_S = 600.0  # for one call, which may have to try the whole LADDER
 LEAVING_S = 30.0
-LINE = 2**24  # bytes of the longest answer
-PAUSE_S = 1.0  # before each action and after each episode, where somebody watches
+LINE = 2**24  # bytes in the longest answer
+PAUSE_S = 1.0  # before each action and after each episode, if somebody watches
 
 
 def check_display() -> None:
@@ -41,7 +41,7 @@ class RemoteBrowser:
     """`async with RemoteBrowser(16) as browser:` gives `browser.envs`, one environment for each page."""
 
     def __init__(self, pages: int = 16, headless: bool = True):
-        self.headless = headless  # otherwise in a window, and slowly
+        self.headless = headless  # otherwise in a window, and slowly enough to watch
         self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
         self.life = 0  # how many processes there have been
         self._process: asyncio.subprocess.Process | None = None
@@ -61,7 +61,7 @@ class RemoteBrowser:
         await self._bury()
 
     async def start(self) -> None:
-        """Start the process if there is none that runs. Raises EnvError if no browser can be had."""
+        """Start the process unless it runs. Raises EnvError if no browser can be started."""
         async with self._lock:
             if self._reader is not None and not self._reader.done():
                 return
@@ -97,7 +97,7 @@ class RemoteBrowser:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            # before the write: while another starts, it is `_process` already
+            # checked before the write, because `_process` may already be the next process, which still starts
             if self._reader.done():
                 raise EnvError("the process of the pages has ended")
             request = {"number": number, "page": page, "call": name, "args": args}
@@ -121,7 +121,7 @@ class RemoteBrowser:
                 waiting = self._answers.get(answer.pop("number"))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        except ValueError:  # not our output: the next reset starts another process
+        except ValueError:  # no output of ours; the next reset starts another process
             pass
         finally:
             for waiting in self._answers.values():
@@ -130,13 +130,13 @@ class RemoteBrowser:
 
 
 class RemoteMiniWoB:
-    """An `Env` of one page in the other process."""
+    """An `Env` whose page is in the other process."""
 
     def __init__(self, browser: RemoteBrowser, page: int):
         self._browser, self._page, self._life = browser, page, 0
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Start (task, seed), in another process if the last one was killed."""
+        """Start (task, seed), in a new process if the last one was killed."""
         await self._browser.start()
         self._life = self._browser.life
         return observation(await self._browser.call(self._page, "reset", task, seed))
@@ -159,8 +159,8 @@ def observation(answer: dict) -> Observation:
 
 
 async def slowly(env: MiniWoB, action: Action) -> Observation:
-    """A step for people: the spot of the action is framed first, and the end of an episode stays in view."""
-    with contextlib.suppress(EnvError):  # the step itself finds out whether the page lives
+    """A step for people who watch: the spot of the action is framed first, and the end of an episode stays visible."""
+    with contextlib.suppress(EnvError):  # if the page is dead, the step itself will say so
         await env.point(action)
         await asyncio.sleep(PAUSE_S)
         await env.point(None)
@@ -184,7 +184,7 @@ async def answer(browser: Browser, request: dict, watch: bool) -> None:
 
 
 async def serve(pages: int, watch: bool) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     lines = asyncio.StreamReader(limit=LINE)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin

@@ -1,9 +1,9 @@
 """One Chromium for the whole process, used without `await` from any thread.
 
-The environments are asynchronous, but Gymnasium is not, and a notebook's event loop must not be touched. So
-the browser runs in a thread with its own event loop: `open` returns an environment, `run` awaits a call of it
-there and returns the result, `close` gives it back. The browser starts with the first environment that is
-opened. It stops with the last that is closed, at the latest with the process.
+The environments are asynchronous, but Gymnasium is not, and a notebook's event loop must not be touched. So the
+browser runs in a thread with its own event loop: `open` returns an environment, `run` awaits one of its calls there
+and returns the result, `close` closes it. The browser starts with the first environment that is opened and stops with
+the last that is closed, or with the process.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ class SharedBrowser:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._open: dict[MiniWoB, asyncio.Task | None] = {}  # and each one's newest call
+        self._open: dict[MiniWoB, asyncio.Task | None] = {}  # {environment: its newest call}
         self._browser: Browser | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def open(self) -> MiniWoB:
-        """A new environment with a tab of its own. Raises EnvError if no browser can be had."""
+        """A new environment with its own tab. Raises EnvError if no browser can be started."""
         with self._lock:
             if not self._open:
                 self._start()
@@ -45,15 +45,15 @@ class SharedBrowser:
             if env not in self._open:
                 call.close()
                 raise EnvError(
-                    "this environment's browser has stopped, or is that of the process before a "
-                    "fork"
+                    "this environment's browser has stopped, or belongs to the parent process; make a "
+                    "new environment after a fork"
                 )
             future = asyncio.run_coroutine_threadsafe(self._call(env, call), self._loop)
         return _result(future)
 
     def close(self, env: MiniWoB) -> None:
-        """Close the environment's tab, and with the last one the browser. A call of it in another thread
-        ends with EnvError. A second call does nothing."""
+        """Close the environment's tab, and the browser with the last one. If another thread is in a call of the
+        environment, that call raises EnvError. Closing twice does nothing."""
         with self._lock:
             if env in self._open:
                 self._wait(self._close(env))
@@ -68,7 +68,8 @@ class SharedBrowser:
     async def _close(self, env: MiniWoB) -> None:
         if task := self._open[env]:
             task.cancel()
-            await asyncio.wait([task])  # or it would open a new tab in place of the closed one
+            # otherwise it would open a new tab in place of the closed one
+            await asyncio.wait([task])
         await env.close()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
@@ -76,7 +77,7 @@ class SharedBrowser:
 
     def _start(self) -> None:
         self._browser, self._loop = Browser(pages=0), asyncio.new_event_loop()
-        # a daemon, because Python joins all other threads before it calls the `atexit` functions
+        # a daemon thread, because Python joins all others before it calls the `atexit` functions
         self._thread = threading.Thread(target=self._loop.run_forever, name="browser", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
@@ -104,7 +105,7 @@ def _result(future: "Future[T]") -> T:
     try:
         return future.result()
     except CancelledError:
-        raise EnvError("this environment was closed while it was at work") from None
+        raise EnvError("this environment was closed during the call") from None
     finally:
         future.cancel()  # no effect on a finished call
 
@@ -113,7 +114,7 @@ SHARED = SharedBrowser()
 
 
 def _after_fork() -> None:
-    """A forked child has no such thread and may not use its parent's browser: it starts its own."""
+    """A forked child has no such thread and must not use its parent's browser, so it will start its own."""
     atexit.unregister(SHARED._stop)
     SHARED.__init__()
 

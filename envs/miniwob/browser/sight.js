@@ -1,17 +1,17 @@
-// Which elements a person sees, and which of them can be used.
+// Which elements a person can see, and which of them can be used.
 window.sight = (() => {
   "use strict";
   const MOUSE = ["click", "dblclick", "mousedown", "mouseup", "pointerdown"];
   const UNSEEN = ["script, style, noscript, template", episode.frame].filter(Boolean).join();
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
     [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se${episode.usable ?? ""}`;
-  const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // fields of several parts, typed from the left
-  // soft hyphens and spaces of no width, which nobody sees, and the letters of icon fonts
+  const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // fields with several parts, typed from the left
+  // invisible characters (soft hyphens, spaces without width) and the letters of icon fonts
   const INVISIBLE = /[\u00ad\u200b\u2060\ufeff\p{Co}]/gu;
-  const WORD = /\S{1,20}/gu; // no longer: not all scripts have spaces
+  const WORD = /\S{1,20}/gu; // at most 20 letters, because not all scripts have spaces
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
-  // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
+  // Methods are taken from the prototype, because a field can hide a form's: <input name=contains> is form.contains.
   const method = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
   const getter = (owner, name) =>
     Function.prototype.call.bind(Object.getOwnPropertyDescriptor(owner.prototype, name).get);
@@ -21,8 +21,8 @@ window.sight = (() => {
   const [parentNode, childNodes] = ["parentNode", "childNodes"].map((name) => getter(Node, name));
   const [domContains, domClosest] = [method(Node, "contains"), method(Element, "closest")];
 
-  // On a page of the web open shadow trees are read, too: what a host shows is its shadow's, and a slot shows
-  // what is assigned to it. Where there is none, as on MiniWoB, the engine's own walks find the same, faster.
+  // On a page of the web, open shadow trees are read, too: a host shows its shadow tree, and a slot what is assigned
+  // to it. If there are none, as on MiniWoB, the engine's own functions find the same faster.
   const [shadow, slotOf, slotOfText] = [getter(Element, "shadowRoot"), getter(Element, "assignedSlot"),
     getter(Text, "assignedSlot")];
   let roots = [document]; // the document and the shadow roots of this look
@@ -55,7 +55,7 @@ window.sight = (() => {
     }
     return null;
   };
-  const boxed = (node) => { // itself or, where it has no box of its own, what it lies in
+  const boxed = (node) => { // the node itself or, if it has no box of its own, what contains it
     while (getComputedStyle(node).display === "contents") node = parent(node);
     return node;
   };
@@ -68,16 +68,16 @@ window.sight = (() => {
   };
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => visible(node, { opacityProperty: true, visibilityProperty: true }) || clear(node);
-  // a field of its own opacity 0, laid over what a page draws in its place, as far as the mouse meets it
+  // a transparent field (opacity 0) over what the page draws in its place, if the mouse can reach it
   const clear = (node) => episode.windowed && matches(node, "input, select") && styled(boxed(parent(node))) &&
     getComputedStyle(node).opacity === "0" && spot(node) !== null;
-  const under = (x, y) => { // what lies there
+  const under = (x, y) => { // the node at this point
     let met = document.elementFromPoint(x, y);
     if (roots.length === 1) return met;
     const inside = (host) => host && shadow(host)?.elementFromPoint(x, y);
     let inner = inside(met);
     while (inner && inner !== met) [met, inner] = [inner, inside(inner)];
-    // over text in a slot Chromium gives the host, also when its own shadow is asked
+    // for text in a slot Chromium returns the host, even if its own shadow root is asked
     const slot = inner && shadow(met).querySelector("slot:not([name]), slot[name='']");
     const box = slot && boxed(slot);
     return box && getComputedStyle(box).pointerEvents !== "none" && [...rects(box)].some((each) =>
@@ -85,18 +85,19 @@ window.sight = (() => {
   };
   const hit = (box, right, down) => under(box.left + right * box.width, box.top + down * box.height);
 
-  // On a page that is shown a window at a time: what lies in it of the node, or of what floats out of a link.
+  // On a page that is shown a window at a time: the parts of the node, or of elements that float out of a link, that lie
+  // in the window.
   const clipped = ({ left, top, right, bottom }) => {
     const x = Math.max(left, 0), y = Math.max(top, 0);
     return new DOMRect(x, y, Math.max(Math.min(right, innerWidth) - x, 0),
       Math.max(Math.min(bottom, innerHeight) - y, 0));
   };
-  const flat = (node) => // its children, and in place of a slot what that shows
+  const flat = (node) => // its children, with what each slot shows instead of the slot
     children(node).flatMap((each) => each instanceof HTMLSlotElement ? flat(each) : [each]);
   const boxes = (node) => !episode.windowed ? rects(node)
     : [node, ...(matches(node, "a") ? flat(node).filter((each) => each instanceof Element) : [])]
       .flatMap((each) => [...rects(each)]).map(clipped);
-  const meets = (node, met) => { // the node itself, and no button or link inside it
+  const meets = (node, met) => { // the mouse meets the node itself, not a button or link inside it
     const used = episode.windowed && met && closest(met, USABLE);
     return contains(node, met) && (!used || used === node || !contains(node, used));
   };
@@ -110,7 +111,7 @@ window.sight = (() => {
     }
     return null;
   };
-  // Whether a node is out of sight only by scrolling: the innermost box that cuts it off can scroll it back.
+  // Whether a node is only scrolled out of sight: the innermost box that cuts it off can scroll it back.
   const scrolled = (node, box) => {
     const x = box.left + box.width / 2, y = box.top + box.height / 2;
     const outside = x > innerWidth || y > innerHeight || y < 0;
@@ -123,9 +124,9 @@ window.sight = (() => {
     }
     return outside;
   };
-  const disabled = (node) => // itself, or what a label is drawn in place of
+  const disabled = (node) => // the node itself, or the control that a label is drawn instead of
     matches(episode.windowed && node.tagName === "LABEL" && node.control || node, ":disabled");
-  const solid = (node) => { // what the mouse meets in place of a node that lets it pass
+  const solid = (node) => { // the node that the mouse meets if this one lets it pass
     while (getComputedStyle(node).pointerEvents === "none" && node !== document.documentElement) {
       node = parent(node);
     }
@@ -134,7 +135,7 @@ window.sight = (() => {
   const passes = (node, box) => episode.windowed && disabled(node) && solid(node) !== node &&
     boxed(solid(node)) === hit(box, 0.5, 0.5);
   const seen = (node) => {
-    const box = area(node), sized = box.width + box.height > 0; // not so a link around what floats
+    const box = area(node), sized = box.width + box.height > 0; // a link around floating elements has no size
     return (sized || episode.windowed) && styled(node) &&
       (spot(node) !== null || sized && (scrolled(node, box) || passes(node, box)));
   };
@@ -143,13 +144,13 @@ window.sight = (() => {
   const paints = ({ backgroundColor, backgroundImage, backdropFilter, boxShadow }) =>
     backgroundImage !== "none" || backdropFilter !== "none" || / inset/.test(boxShadow) ||
     !/^rgba\(.*, 0\)$|\/ 0\)$/.test(backgroundColor);
-  const shows = (node, x, y) => { // all that lies over it there has no paint, as a link over a whole card
+  const shows = (node, x, y) => { // everything over it there is unpainted, such as a link over a whole card
     for (const over of stack(document, x, y)) {
       if (contains(node, over)) return true;
-      if (shadow(over) || /-/.test(over.localName)) return false; // a shadow tree's paint is not seen here
+      if (shadow(over) || /-/.test(over.localName)) return false; // the paint of a shadow tree cannot be seen from here
       const parts = ["::before", "::after"].filter((part) =>
         !/^(none|normal)$/.test(getComputedStyle(over, part).content));
-      // what the node lies in covers it by these, or by itself where it has none (z-index: -1)
+      // an ancestor covers the node by these parts, or by itself if it has none (z-index: -1)
       if (!contains(over, node) || !parts.length && over !== document.body) parts.unshift(null);
       if (visible(over, { opacityProperty: true }) && (!(over instanceof HTMLElement) ||
         matches(over, PICTURES) || parts.some((part) => paints(getComputedStyle(over, part))))) return false;
@@ -160,22 +161,22 @@ window.sight = (() => {
   const readable = (text) => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
-    const above = parent(text); // says whether it is hidden, also without a box of its own
+    const above = parent(text); // tells whether the text is hidden, even if it has no box of its own
     const owner = boxed(above);
     if (!boxes.length || getComputedStyle(above).visibility !== "visible" ||
       !visible(owner, { opacityProperty: true })) return false;
-    const target = solid(owner); // a disabled node may let the mouse pass, and is read all the same
+    const target = solid(owner); // a disabled node may let the mouse pass and is readable all the same
     const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(target, hit(box, right, 0.5)) ||
       episode.windowed && shows(target, box.left + right * box.width, box.top + 0.5 * box.height));
     return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
   };
-  // On a page that is shown a window at a time, the words of a text that lie in the window.
+  // On a page that is shown a window at a time, the words of a text that are in the window.
   const inWindow = (text) => {
     const within = ({ top, bottom }) => top + bottom > 0 && top + bottom < 2 * innerHeight;
     range.selectNode(text);
     if (!episode.windowed || [...range.getClientRects()].every(within)) return text.data;
     const words = [...text.data.matchAll(WORD)], lying = new Set();
-    const search = (from, to) => { // by halves: each word's place alone takes minutes in a long log
+    const search = (from, to) => { // by bisection: asking for the place of each word takes minutes in a long log
       range.setStart(text, words[from].index);
       range.setEnd(text, words[to].index + words[to][0].length);
       const box = range.getBoundingClientRect(), half = (from + to) >> 1;
@@ -187,20 +188,20 @@ window.sight = (() => {
     search(0, words.length - 1);
     return text.data.replace(WORD, (word, at) => lying.has(at) ? word : "");
   };
-  const drawn = (shape) => { // an outline is seen, although the mouse passes through it
+  const drawn = (shape) => { // an outline is visible, although the mouse passes through it
     const box = area(shape);
     return styled(shape) && (contains(shape.ownerSVGElement, hit(box, 0.5, 0.5)) || scrolled(shape, box));
   };
-  const bare = (node) => { // an empty block that is seen by its colour alone
+  const bare = (node) => { // an empty block that is visible only by its colour
     const { width, height } = area(node);
     const inner = shadow(node) ? flat(node).filter((each) => each instanceof Text ? each.data.trim()
       : each instanceof Element && !hidden(each)) : children(node);
     return !inner.length && Math.min(width, height) >= 8 && seen(node);
   };
 
-  const findRoots = () => { // anew: the document and all open shadow roots, those inside others, too
+  const findRoots = () => { // the document and all open shadow roots, also nested ones
     roots = [document];
-    for (const root of episode.windowed ? roots : []) { // which grows on the way
+    for (const root of episode.windowed ? roots : []) { // the list grows in the loop
       root.querySelectorAll("*").forEach((node) => shadow(node) && roots.push(shadow(node)));
     }
     return roots;
@@ -216,7 +217,7 @@ window.sight = (() => {
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
     if (!episode.windowed) return found;
-    for (const label of all("label")) { // drawn in place of its input
+    for (const label of all("label")) { // drawn instead of its input
       if (label.control && !seen(label.control)) found.add(label);
     }
     for (const node of found) if (!seen(node)) found.delete(node);

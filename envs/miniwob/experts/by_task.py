@@ -1,6 +1,6 @@
 """The scripted demonstrators by task.
 
-They show how a task is done, and prove that observation and actions suffice for it.
+They show how a task is done, and prove that the observation and the actions are enough for it.
 """
 
 from envs.miniwob.experts import forms, guesses, mail, pickers, shapes
@@ -10,7 +10,7 @@ EXPERTS: dict[str, Expert] = {
     **forms.EXPERTS, **shapes.EXPERTS, **mail.EXPERTS, **pickers.EXPERTS, **guesses.EXPERTS
 }  # fmt: skip
 
-# An expert gives the agent's own actions and reads the agent's own text, of the page as it is now.
+# Tasks without an expert. An expert has the agent's actions and reads the agent's text of the present page.
 WITHOUT = {
     ("count-sides",): "the shape is drawn on a canvas, which has no text",
     ("draw-circle", "draw-line"): "a drag starts at the middle of an element and goes straight",

@@ -1,10 +1,10 @@
 """What an expert answers, and the decisions that most pages need: click, fill, choose, press.
 
-An expert compares the instruction with the page and does the next thing that is missing. So it needs no
-memory and goes on sensibly after any mistake that can be corrected, its own or another's. Its thought is the
-line of the element that it uses, word for word, less a long value or label: no model could write that.
-Where several steps must be told apart, or the answer stands elsewhere on the page, the words that say so come
-first; so does what the step follows from, a count, a sum, a comparison: a small model does one thing a step.
+An expert compares the instruction with the page and does the next thing that is missing. So it needs no memory, and
+continues sensibly after any mistake that can be corrected, its own or another's. Its thought is the line of the element
+that it uses, word for word, without a long value or label, which no model could copy. Words before the line say which
+of several steps this is, where on the page the answer was found, or what the step follows from (a count, a sum, a
+comparison), because a small model can do one thing at a time.
 """
 
 import re
@@ -21,9 +21,7 @@ class Decision(NamedTuple):
 
     line: str  # of the element that is used
     action: Action
-    words: str = (
-        ""  # of the instruction, up to this step, or of the page, or what follows from them
-    )
+    words: str = ""  # from the instruction (up to this step) or the page, or what follows from them
 
     @property
     def thought(self) -> str:
@@ -32,7 +30,7 @@ class Decision(NamedTuple):
 
 
 Expert = Callable[[Observation, list[Action]], Decision]
-"(observation, actions done so far in this episode) -> decision"
+"(observation, actions so far in this episode) -> decision"
 
 
 def click(thing: Element) -> Decision:
@@ -46,7 +44,7 @@ def fill(field: Element, text: str) -> Decision:
 
 
 def choose(box: Element, name: str) -> Decision:
-    """Choose an option of a list. The thought names the option, which the list's own line does not."""
+    """Choose an option of a list. The thought names the option, because the list's line does not."""
     return Decision(f'select "{name}" [{box.ref}]', Action("SELECT", ref=box.ref, option=name))
 
 
@@ -56,8 +54,8 @@ def press(thing: Element, key: str) -> Decision:
 
 
 def complete(wanted: list[tuple], button: Element) -> Decision:
-    """Fill the first field that does not yet hold its text; press the button when all do. wanted: of each
-    field and text and, where there are any, the words that the text is taken from."""
+    """Fill the first field that does not yet hold its text; press the button when all do. wanted: (field, text)
+    or (field, text, words from which the text is taken)."""
     for field, text, *words in wanted:
         if field.value != text:
             return quoting("".join(words), fill(field, text))
@@ -65,11 +63,11 @@ def complete(wanted: list[tuple], button: Element) -> Decision:
 
 
 def after(used: list[Element], step: Decision) -> Decision:
-    """The step, whose words begin with the last of what was used so far and stands before its element."""
+    """The step, with words that begin with the last used element that is before this one on the page."""
     before = [thing.ref for thing in used if int(thing.ref) < int(step.action["ref"])]
     return quoting(f"after {before[-1]}, {step.words}", step) if before else step
 
 
 def quoting(words: str, decision: Decision) -> Decision:
-    """The same decision, whose thought begins with words of the task or page that say what to use next."""
+    """The same decision with a thought that begins with words from the task or page that say what to use next."""
     return decision._replace(words=words)

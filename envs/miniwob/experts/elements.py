@@ -1,4 +1,4 @@
-"""Reads an observation: its lines as elements, its instruction as the values of a pattern's blanks.
+"""Reads an observation: its lines become elements, and a pattern takes values from its instruction.
 
 An expert knows nothing else of a page, so it reads what a model reads.
 """
@@ -29,7 +29,7 @@ _PART = re.compile(
 
 
 def element(line: str) -> Element:
-    r"""Take a line apart: role, label or #id, value, options, and the bare words as flags.
+    r"""Parse a line: role, label or #id, value, options, and the bare words as flags.
 
     >>> box = element(r'input password #key value="a \"b\"" focused [4]')
     >>> box.role, box.text, box.value, sorted(box.flags), box.ref
@@ -55,13 +55,13 @@ def element(line: str) -> Element:
 
 
 def look(seen: Observation, *roles: str) -> list[Element]:
-    """The page's elements in reading order, only those of the given roles if any are given."""
+    """The page's elements in reading order; if roles are given, only those."""
     page = [element(line) for line in seen.text.split("\n")]
     return [thing for thing in page if not roles or thing.role in roles]
 
 
 def find(seen: Observation, text: str, *roles: str) -> Element:
-    """The first usable element of that text; raises ValueError if the page shows none."""
+    """The first usable element with this text. Raises ValueError if the page shows none."""
     for thing in look(seen, *roles):
         if thing.text == text and thing.ref is not None:
             return thing
@@ -69,7 +69,7 @@ def find(seen: Observation, text: str, *roles: str) -> Element:
 
 
 def asked(seen: Observation, pattern: str) -> tuple[str, ...]:
-    """The groups of the pattern in the instruction; raises ValueError if it says something else."""
+    """The groups of the pattern in the instruction. Raises ValueError if the pattern does not match."""
     match = re.search(pattern, seen.instruction)
     if match is None:
         raise ValueError(f"an instruction like {pattern!r} was expected, got {seen.instruction!r}")

@@ -1,6 +1,6 @@
 """Experts for buttons, links, tabs, boxes, lists and fields.
 
-Each docstring is an instruction that the function obeys.
+Each docstring is an instruction that the function follows.
 """
 
 from datetime import datetime

@@ -1,6 +1,6 @@
 """Experts for long texts, a table, guesses, a day's calendar, a hidden place and a game.
 
-Each docstring is an instruction that the function obeys.
+Each docstring is an instruction that the function follows.
 """
 
 import math
@@ -65,7 +65,7 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
 
 def guess_number(seen: Observation, done: list[Action]) -> Decision:
     """Guess the number between 0-9 and press Submit. Use the feedback below to find the right number."""
-    # a search tree with each guess once, so the last answer says where in it we are
+    # a search tree with each guess once, so the last answer tells the place in it
     after = {"": 4, "lower 4": 1, "higher 4": 7, "lower 1": 0, "higher 1": 2, "higher 2": 3,
              "lower 7": 5, "higher 7": 8, "higher 5": 6, "higher 8": 9}  # fmt: skip
     answer = re.search(r"(lower|higher) than (\d+)", seen.text)
@@ -139,8 +139,8 @@ NEAR = [(7, 0), (5, 5), (0, 7), (-5, 5), (-7, 0), (-5, -5), (0, -7), (5, -5)]
 def hot_cold(seen: Observation, done: list[Action]) -> Decision:
     """Find and click on the HOT area.
 
-    A drag from the line below brings the mouse to a place without a click there. Three nets, each finer than
-    the last and laid around the best place of it: within 40 pixels it is COLD, within 10 WARM, within 5 HOT.
+    A drag from the line below moves the mouse to a place without clicking there. Three grids of places are tried, each
+    finer than the last and around its best place: within 40 pixels it is COLD, within 10 WARM, within 5 HOT.
     """
     area, display = look(seen)[:2]
     probes = [
@@ -162,13 +162,13 @@ def hot_cold(seen: Observation, done: list[Action]) -> Decision:
         spots = [
             (min(max(base[0] + dx, 4), 154), min(max(base[1] + dy, 54), 176)) for dx, dy in steps
         ]
-    if probes:  # not laid by this plan: begin anew
+    if probes:  # some are not of this plan: begin again
         return probe(display, COARSE[0])
     return Decision(area.line, Action("CLICK_AT", x=base[0], y=base[1]))
 
 
 def probe(display: Element, spot: tuple[int, int]) -> Decision:
-    """Drag from the line to the spot; the mouse is up again there, and has clicked on neither."""
+    """Drag from the line to the spot. The button is released there, and that clicks on neither."""
     dx, dy = spot[0] - DISPLAY[0], spot[1] - DISPLAY[1]
     return Decision(display.line, Action("DRAG", ref=display.ref, dx=dx, dy=dy))
 
@@ -180,7 +180,7 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 @cache
 def chance(board: str, player: str) -> float:
-    """How likely X wins from here, if X plays as well as possible and O at random.
+    """The probability that X wins from here, if X plays as well as possible and O at random.
 
     >>> chance("xx oo    ", "x")
     1.0

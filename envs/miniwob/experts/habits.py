@@ -1,9 +1,9 @@
 """Bad habits: slips of an expert, systematic enough for a model to learn them.
 
-A policy trained on clumsy demonstrations fails in recognisable ways, so its rollouts hold successes and
-failures to learn from. A habit is a pure function of the observation and the right decision. It returns the
-wrong decision, or None where the habit does not apply. A slip's thought ends with the element that the slip
-uses, so thought and action agree; the words before it stay those of the right decision.
+A policy trained on clumsy demonstrations fails in recognisable ways, so its rollouts contain both successes and
+failures. A habit is a pure function of the observation and the right decision. It returns a wrong decision, or None if
+the habit does not apply. A slip's thought ends with the element that the slip uses, so thought and action agree; the
+words before it are those of the right decision.
 """
 
 import random
@@ -16,7 +16,7 @@ from envs.protocol import Observation
 
 Habit = Callable[[Observation, Decision], Decision | None]
 FINISH = frozenset({"Submit", "OK", "Login", "Search", "Go!"})
-"The names of buttons that hand in a form."
+"The names of buttons that submit a form."
 
 
 def _target(seen: Observation, right: Decision) -> Element | None:
@@ -27,7 +27,7 @@ def _target(seen: Observation, right: Decision) -> Element | None:
 
 
 def hurry(seen: Observation, right: Decision) -> Decision | None:
-    """Hand the form in while a field, box or section of it is still to be done."""
+    """Submit the form while a field, box or section of it is still to be done."""
     target = _target(seen, right)
     buttons = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH]
     if target is None or target.role == "button" or not buttons or buttons[-1] == target:
@@ -55,10 +55,10 @@ HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight}
 
 
 def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
-    """The expert, whose decision is replaced by a slip with probability `noise`.
+    """The expert, but with probability `noise` its decision is replaced by a slip.
 
-    Of the habits that apply, each is twice as likely as the next in HABITS. If none applies, the expert's
-    decision stands. Raises ValueError unless 0 <= noise <= 1.
+    Of the habits that apply, each is twice as likely as the next one in HABITS. If none applies, the expert's
+    decision is kept. Raises ValueError unless 0 <= noise <= 1.
     """
     if not 0 <= noise <= 1:
         raise ValueError(f"noise is a probability between 0 and 1, got {noise}")

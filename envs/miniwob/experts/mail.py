@@ -1,6 +1,6 @@
 """Experts for mail, social media, search and text.
 
-Each docstring is an instruction that the function obeys. The clipboard and the cursor are not in the
+Each docstring is an instruction that the function follows. The clipboard and the cursor are not in the
 observation; they are inferred from the actions done.
 """
 

@@ -1,7 +1,7 @@
 """Experts for calendars, pickers, sliders and longer forms.
 
-A value is reached step by step, and each step is read off the page: the month that is shown, the number
-beside a slider, the list that has opened. Each docstring is an instruction that the function obeys.
+A value is reached step by step, and the page shows each step: the month, the number beside a slider, the list that has
+opened. Each docstring is an instruction that the function follows.
 """
 
 import re
@@ -23,7 +23,8 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
     shown = [thing.text.split() for thing in look(seen, "text")]
     months = [(int(words[1]), list(month_name).index(words[0]))
               for words in shown if len(words) == 2 and words[0] in month_name]  # fmt: skip
-    if not months:  # it opens when the field gets the focus, not by a click when it has it already
+    # it opens when the field gets the focus, but not by a click if the field has it already
+    if not months:
         return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
     words = f"{date}, {wanted:%m/%Y}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:

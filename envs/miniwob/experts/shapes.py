@@ -1,7 +1,7 @@
 """Experts for dragging, shapes and counting.
 
 The observation describes a drawn shape and its place: `shape "large red circle" at 32,122`. A drag ends at
-such a place, and a click into a drawing names one. Each docstring is an instruction that the function obeys.
+such a place, and a click into a drawing names one. Each docstring is an instruction that the function follows.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from envs.protocol import Observation
 
 
 def place(thing: Element) -> tuple[int, int]:
-    """Where the middle of the element is, in pixels from the left and from the top."""
+    """The middle of the element, in pixels from the left and from the top."""
     x, y = re.search(r" at (-?\d+),(-?\d+)", thing.line).groups()
     return int(x), int(y)
 
@@ -28,7 +28,7 @@ def within(thing: Element, middle: tuple[int, int], right: int, down: int) -> bo
 
 
 def drag(thing: Element, to: tuple[int, int], words: str = "") -> Decision:
-    """Drag the element so that its middle comes to lie there; words: why there."""
+    """Drag the element so that its middle ends there. words: the reason for this place."""
     x, y = to
     words = f"{words}, to {x},{y}" if words else f"to {x},{y}"
     return Decision(thing.line, Action("DRAG", ref=thing.ref, x=x, y=y), words)
@@ -191,7 +191,7 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     step = click(next(wrong, None) or find(seen, "Submit"))
     until = int(step.action["ref"])
     last = max((int(icon.ref) for icon in chosen if int(icon.ref) < until), default=0)
-    # one by one, in the order of the page: so each is copied and nothing is counted
+    # one by one in the order of the page, so that each is copied and nothing has to be counted
     seen_now = [
         f"{icon.ref} {icon.text.split()[-2]}" for icon in icons if last < int(icon.ref) <= until
     ]
@@ -249,7 +249,7 @@ def find_midpoint(seen: Observation, done: list[Action]) -> Decision:
 
 
 def far(seen: Observation, start: tuple[int, int], right: float, down: float) -> tuple[int, int]:
-    """The last place within the drawing on the way from there, which goes so far right and down a step."""
+    """The last point inside the drawing on the way from a point, in steps of so many pixels right and down."""
     left, top, end, bottom = map(int, re.findall(r"\d+", look(seen, "drawing")[0].line)[:4])
     size, last = math.hypot(right, down), start
     for pixels in range(200):
