@@ -26,7 +26,7 @@ from minidpo.memory.loading import open_policy  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.memory.packing import Packed, can_pack, saves_time  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
-from minidpo.model.sampling import Request  # noqa: E402
+from minidpo.model.sampling import Request, Sampler  # noqa: E402
 
 PROMPT, NEW = 192, 48
 # instances, episodes of each, temperature
@@ -57,15 +57,20 @@ def ours(work: dict) -> dict:
     machine = Machine(**work["machine"], pages=rows)
     model, chat, name = open_policy(work["model"], None, machine)
     sampling = Sampling(temperature=work["temperature"])
-    sampler = ModelPolicy(model, chat, name, "", sampling, pages=rows).sampler
-    sampler.stop = -1  # the answers are of one length
+    model = ModelPolicy(model, chat, name, "", sampling, pages=rows).sampler.model
     requests = [
         Request(tuple(ids), tuple(rng.random() for _ in range(work["new"])))
         for ids in work["prompts"]
     ]
-    answers_of(sampler, [Request(requests[0].ids[:9], requests[0].uniforms[:2])])  # warms up
-    seconds, answers = timed(lambda: answers_of(sampler, requests), work)
-    return {"seconds": seconds, "answers": [list(answer.ids) for answer in answers]}
+    seconds = []
+    for repeat in range(1 + work["repeats"]):  # the first warms up, with fewer tokens
+        # anew: a sampler remembers what was said. The answers are of one length
+        sampler = Sampler(model, rows, stop=-1, temperature=work["temperature"])
+        asked = requests if repeat else [Request(requests[0].ids[:9], requests[0].uniforms[:2])]
+        began = time.perf_counter()
+        answers = answers_of(sampler, asked)
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds[1:], "answers": [list(answer.ids) for answer in answers]}
 
 
 def floor(work: dict) -> dict:

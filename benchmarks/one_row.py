@@ -43,7 +43,8 @@ def opened(way: str, model: str, adapter: Path | None):
 def written(
     sampler: Sampler, prompt: tuple[int, ...], new: int, guess: bool
 ) -> tuple[list[float], int]:
-    """Seconds of each pass of an answer, and its tokens. The prompt is read once for all calls."""
+    """Seconds of each pass of an answer but the first, which reads the prompt, and its tokens. The sampler is
+    new: it would remember what it said."""
     next_ones = Guesses(others=False).next
     sampler.guesses.next = next_ones if guess else lambda *_: ()
     sampler.ask(0, Request(prompt, (0.5,) * new))
@@ -58,19 +59,19 @@ def written(
 
 def rates(model: Transformer, stop: int, prompts: list, options) -> dict[str, dict]:
     """Seconds and tokens: of reading the prompts, of the passes without guesses and with them."""
-    samplers = [Sampler(model, 1, stop, temperature=0.0) for _ in prompts]
+
+    def new() -> Sampler:
+        return Sampler(model, 1, stop, temperature=0.0)
+
     began = time.perf_counter()
-    for sampler, prompt in zip(samplers, prompts):
+    for sampler, prompt in [(new(), prompt) for prompt in prompts]:
         sampler.ask(0, Request(prompt, (0.5, 0.5)))
         sampler.step()
     reading = {"passes_s": [time.perf_counter() - began], "tokens": sum(map(len, prompts))}
     best = {"reading": reading}
     for _ in range(options.rounds):
         for guess in (False, True):
-            parts = [
-                written(sampler, prompt, options.new, guess)
-                for sampler, prompt in zip(samplers, prompts)
-            ]
+            parts = [written(new(), prompt, options.new, guess) for prompt in prompts]
             row = {
                 "passes_s": [second for seconds, _ in parts for second in seconds],
                 "tokens": sum(tokens for _, tokens in parts),
