@@ -38,7 +38,7 @@ from minidpo.model.attention import query_blocks
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
-from minidpo.model.sampling import DRAWN, KEPT, TOGETHER, WIDTH
+from minidpo.model.sampling import DRAWN, SPARE, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
 
 # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
@@ -173,7 +173,7 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
         weights["vocabulary, weights"] += model.head_weight.numel()
     elif not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
-    places = pages if setup.cuda or pages == 1 else KEPT * pages
+    places = pages if setup.cuda else pages + SPARE
     kv = _keys_and_values(config, places * tokens) * setup.dtype.itemsize
     if (
         not (setup.cuda or setup.machine.quantize or int8)

@@ -34,7 +34,7 @@ from minidpo.system.tensors import to_device
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
 WIDTH = 16  # tokens of a step, guesses included, up to which rows guess: attention is a call for each token
-KEPT = 2  # texts that the cache has room for on a CPU, for each row
+SPARE = 1  # places of the cache on a CPU beside one for each row: a text that forks needs one
 # logits at a time on a CPU: of more, the copies in fp64 are fresh memory in each step: slow
 DRAWN = 2**21
 # divided by less, a logit may overflow fp32. Long before that only equal logits share a draw
@@ -118,7 +118,7 @@ class Sampler:
         self.together = weight.device.type == "cuda"
         packed = getattr(model.packed_head, "keeps_bits", False)
         shared = not self.together and (rows > 1 or packed)
-        places = KEPT * rows if shared else rows
+        places = rows + SPARE if shared else rows
         self.cache = KVCache(places, dims, weight.dtype, weight.device)
         # on a CPU any places take part in a step; on a GPU the first, to which rows that write are moved
         self.texts = Texts(self.cache, rows, shared)
