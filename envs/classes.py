@@ -152,9 +152,8 @@ class Instance(Env):
         def call():
             try:
                 return method(**arguments)
-            except (
-                StopIteration
-            ) as error:  # a future cannot hold one, so the caller would wait forever
+            # a future cannot hold one, so the caller would wait forever
+            except StopIteration as error:
                 raise RuntimeError(f"StopIteration: {error}") from error
 
         result = await asyncio.get_running_loop().run_in_executor(self.thread, call)

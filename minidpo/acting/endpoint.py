@@ -19,15 +19,13 @@ from pathlib import Path
 from queue import Empty, Full
 from typing import Annotated, Any, NamedTuple
 
-import torch
-
 from minidpo.acting.answering import Answering, Asked
 from minidpo.acting.policies import uniform_stream
 from minidpo.data.recorded import Call, Verdict, parse_lines
 from minidpo.data.trl_files import calls_of, messages_of, tools_of
 from minidpo.memory.context import ModelOptions
 from minidpo.memory.loading import open_policy
-from minidpo.memory.packing import pack
+from minidpo.memory.packing import pack, saves_time
 from minidpo.model.chat import Chat, Message
 from minidpo.model.sampling import Answer, Request
 from minidpo.system.ranges import Positive, Range
@@ -343,7 +341,7 @@ class Endpoint:
     def __init__(self, options: Serve, record: Record | None):
         rows = options.machine.page_count()
         model, self.chat, identity = open_policy(options.model, options.adapter, options.machine)
-        if rows > 1 or model.head_weight.dtype == torch.bfloat16:
+        if saves_time(model, rows):
             model = pack(model)
         self.options, self.record, self.memory = options, record, Memory(self.chat)
         self.name = str(options.adapter or options.model)

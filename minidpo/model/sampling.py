@@ -253,7 +253,8 @@ class Sampler:
 
     def _advance(self) -> None:
         """Let the cache hold what each row has written last, and a guess of what it may write next."""
-        texts, growing, lengths = self.texts, [], self.texts.lengths()
+        texts, growing = self.texts, []
+        lengths = texts.lengths() if self.graphs is not None else []
         with texts.all_or_nothing():
             for row, answer in self.writing.items():
                 at, part = texts.rows[row], answer.ids[-1:]
@@ -313,8 +314,9 @@ class Sampler:
         """Let the row stand where it reads on: behind its own text if the prompt goes on from that, else behind
         the prefix. Returns what it must read."""
         at, prefix = self.texts.rows[row], self.prefix
-        if len(prefix) < len(at.text) < len(ids) and ids[: len(at.text)] == at.text:
-            return ids[len(at.text) :]
+        text = at.text
+        if len(prefix) < len(text) < len(ids) and ids[: len(text)] == text:
+            return ids[len(text) :]
         at.restart()
         if not prefix or not ids[: len(prefix)] == prefix != ids:
             return ids

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from minidpo.model.kvcache import KVCache
@@ -143,8 +144,7 @@ class Texts:
     def show(self, columns: int) -> None:
         """Let each pass see so many columns of the cache."""
         if self.cache.row_by_row:  # where it grows, it copies what its rows hold
-            for place in self.places:
-                self.cache.lengths[place.index] = place.path[-1].length
+            self.cache.lengths.copy_(torch.tensor(self.lengths()))
         self.cache.show(columns)
 
     def lengths(self) -> list[int]:

@@ -38,9 +38,8 @@ class Tracking:
         self.folder, self.title = folder.resolve(), str(folder)
         self.settings = flat({name: value for name, value in config.items() if name != "track"})
         self.note = self.folder / f"tracking-{self.name}.json"
-        self.store: MLflow | TensorBoard | Trackio | None = (
-            None  # the open one, until a call to it fails
-        )
+        # the open one, until a call to it fails
+        self.store: MLflow | TensorBoard | Trackio | None = None
         self.failed, self.sent = False, 0  # sent: how many lines of metrics.jsonl
         if self.name:
             self._guarded(lambda: STORES[self.name](self.folder), fatal=True)
